@@ -32,6 +32,12 @@ class CommandLine:
         """Run one command in this process; keyword arguments are environment variables."""
         return in_process.run(arguments, self._environ(environment), self.settings.home)
 
+    def refused(self, *arguments: str, exit_code: int = 2, **environment: str) -> str:
+        """Run a command that does nothing; return what it says."""
+        done = self(*arguments, **environment)
+        assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
+        return done.stderr
+
     def apart(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(**self.command(arguments, environment), timeout=400, check=False)
 

@@ -50,10 +50,8 @@ class Airflow:
 def airflow(tidegate: CommandLine, monkeypatch: pytest.MonkeyPatch) -> type[Airflow]:
     monkeypatch.setattr(airflow_client, "AirflowClient", Airflow)
     monkeypatch.setattr(Settings, "load", lambda *_, **__: tidegate.settings)
-    monkeypatch.setattr(Airflow, "planned", Airflow.planned)  # what a test sets is taken back
-    monkeypatch.setattr(Airflow, "plan_state", Airflow.plan_state)
-    monkeypatch.setattr(Airflow, "paused_by", Airflow.paused_by)
-    monkeypatch.setattr(Airflow, "plan_error", Airflow.plan_error)
+    for name in ("planned", "plan_state", "paused_by", "plan_error"):
+        monkeypatch.setattr(Airflow, name, getattr(Airflow, name))  # what a test sets is taken back
     return Airflow
 
 

@@ -215,9 +215,7 @@ def test_every_verb_and_option_has_help_and_every_verb_json_output(tmp_path: Pat
 @pytest.mark.promise("verb:skip", "json:skip", "decision:0017", "error:MALFORMED_RECORD")
 def test_a_bad_batch_is_given_up_only_with_yes(tidegate: CommandLine) -> None:
     file = write_flights(tidegate.settings.home, 1, ROWS[0], "2013,1,1,five,2,UA,1545,EWR,IAH,1400", ROWS[0])
-    halted = tidegate("run", "flights")
-    assert (halted.returncode, halted.stdout) == (1, "")
-    *progress, error, more = halted.stderr.splitlines()
+    *progress, error, more = tidegate.refused("run", "flights", exit_code=1).splitlines()
     assert all(line.startswith("flights: ") for line in progress)
     assert error.startswith("tidegate: ")
     assert f"{file}, line 3" in error
@@ -227,10 +225,9 @@ def test_a_bad_batch_is_given_up_only_with_yes(tidegate: CommandLine) -> None:
     assert (batch["phase"], "MALFORMED_RECORD" in batch["waits_for"]) == ("halted", True)
     assert tidegate.json("inspect", "flights", "--state", "daily") == []
 
-    unconfirmed = tidegate("skip", "flights", "1", "--reason", "a test record")
-    assert (unconfirmed.returncode, unconfirmed.stdout) == (2, "")
-    assert "is halted (MALFORMED_RECORD" in unconfirmed.stderr
-    assert "Add --yes" in unconfirmed.stderr
+    unconfirmed = tidegate.refused("skip", "flights", "1", "--reason", "a test record")
+    assert "is halted (MALFORMED_RECORD" in unconfirmed
+    assert "Add --yes" in unconfirmed
 
     assert tidegate.json("skip", "flights", "1", "--reason", "a test record", "--yes")["skipped"] is True
     write_flights(tidegate.settings.home, 2, *ROWS)

@@ -1,7 +1,10 @@
 """Airflow in the test process, and batches in a real ledger, without Spark."""
 
+import asyncio
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,12 +13,23 @@ from tests.batches import Batches
 from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.state_store import StateStore
 
+PATIENCE_SECONDS = 60
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLICKS = Pipeline(
     name="clicks",
     source=Files("clicks", glob="*.csv", format="csv", schema={"page": "string"}),
     states={"per_page": State(key={"page": "text"}, aggregates={"clicks": Count()})},
 )
+
+
+def in_a_loop(test: Callable[..., Any]) -> Callable[..., None]:
+    """Let an asynchronous test run, for a minute at most."""
+
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), PATIENCE_SECONDS))
+
+    return run
 
 
 @pytest.fixture

@@ -4,21 +4,19 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from tests.batches import Batches
-from tests.dags.conftest import CLICKS
+from tests.dags.conftest import CLICKS, in_a_loop
 from tests.store import WINDOW, Attempt, Tracked
 from tidegate.dags import batch_trigger, dispatch
 from tidegate.dags.batch_trigger import PROCESS, TurnPoller, TurnTrigger
 from tidegate.dags.waiting_tasks import Answer, Place
 from tidegate.state_store import Settings, StateStore
 
-PATIENCE_SECONDS = 60
 CONCURRENCY = 2
 
 
@@ -60,72 +58,57 @@ def _outcome(answer: Answer) -> str:
     return answer.turn.halted or ("no worker" if answer.turn.done else "worker")
 
 
-def _run(body: Callable[[], Any]) -> Any:
-    async def bounded() -> Any:
-        return await asyncio.wait_for(body(), PATIENCE_SECONDS)
-
-    return asyncio.run(bounded())
-
-
 @pytest.mark.promise("performance:so-do-process-tasks-except-first-ones", "decision:0027")
-def test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without(
+@in_a_loop
+async def test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without(
     batches: Batches, poller: TurnPoller, airflow: Airflow
 ) -> None:
     batches.plan("run", 5)
-
-    async def body() -> None:
-        waits = Waits(poller, 5)
-        assert await waits.over(1, 2) == ["worker", "worker"]
-        airflow.states |= {0: "running", 1: "queued", 2: "deferred", 3: "deferred", 4: "deferred"}
-        await waits.none_but(1, 2)
-        for txid in (1, 2, 3, 4):
-            await asyncio.to_thread(batches.seal, txid)
-        await waits.none_but(1, 2)
-        await asyncio.to_thread(batches.seal, 5)
-        assert await waits.over(3, 4, 5) == ["no worker"] * 3
-
-    _run(body)
+    waits = Waits(poller, 5)
+    assert await waits.over(1, 2) == ["worker", "worker"]
+    airflow.states |= {0: "running", 1: "queued", 2: "deferred", 3: "deferred", 4: "deferred"}
+    await waits.none_but(1, 2)
+    for txid in (1, 2, 3, 4):
+        await asyncio.to_thread(batches.seal, txid)
+    await waits.none_but(1, 2)
+    await asyncio.to_thread(batches.seal, 5)
+    assert await waits.over(3, 4, 5) == ["no worker"] * 3
 
 
-def test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits(
+@in_a_loop
+async def test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits(
     batches: Batches, poller: TurnPoller, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "SECONDS_ON_THE_WAY", 0.0)
     batches.plan("run", 5)
-
-    async def body() -> None:
-        airflow.states |= {0: "running", 1: "running"}
-        waits = Waits(poller, 5)
-        attempt = await asyncio.to_thread(batches.begin, 3)
-        await asyncio.to_thread(batches.begin, 1)
-        await waits.none_but()
-        airflow.states[1] = "failed"
-        assert await waits.over(2) == ["worker"]
-        airflow.states[1] = "running"
-        await waits.none_but(2)
-        await asyncio.to_thread(batches.store.fail_attempt, attempt, "SPARK_UNAVAILABLE: gone")
-        airflow.states[0] = "success"
-        assert await waits.over(3) == ["worker"]
-
-    _run(body)
+    airflow.states |= {0: "running", 1: "running"}
+    waits = Waits(poller, 5)
+    attempt = await asyncio.to_thread(batches.begin, 3)
+    await asyncio.to_thread(batches.begin, 1)
+    await waits.none_but()
+    airflow.states[1] = "failed"
+    assert await waits.over(2) == ["worker"]
+    airflow.states[1] = "running"
+    await waits.none_but(2)
+    await asyncio.to_thread(batches.store.fail_attempt, attempt, "SPARK_UNAVAILABLE: gone")
+    airflow.states[0] = "success"
+    assert await waits.over(3) == ["worker"]
 
 
-def test_a_task_on_its_way_to_a_worker_counts_before_airflow_shows_it(
+@in_a_loop
+async def test_a_task_on_its_way_to_a_worker_counts_before_airflow_shows_it(
     batches: Batches, poller: TurnPoller, airflow: Airflow
 ) -> None:
     """Between the end of a wait and the scheduler's next look, Airflow calls the task deferred."""
     batches.plan("run", 4)
     airflow.states |= dict.fromkeys(range(4), "deferred")
-
-    async def body() -> None:
-        waits = Waits(poller, 4)
-        assert await waits.over(1, 2) == ["worker", "worker"]
-        await waits.none_but(1, 2)
-
-    _run(body)
+    waits = Waits(poller, 4)
+    assert await waits.over(1, 2) == ["worker", "worker"]
+    await waits.none_but(1, 2)
 
 
-def test_batches_need_no_worker_once_they_are_over_unless_sealed_under_another_declaration(
+@in_a_loop
+async def test_batches_need_no_worker_once_they_are_over_unless_sealed_under_another_declaration(
     batches: Batches, poller: TurnPoller, register: Callable[..., None]
 ) -> None:
     """Its rows would never count."""
@@ -135,53 +118,44 @@ def test_batches_need_no_worker_once_they_are_over_unless_sealed_under_another_d
     batches.give_up(2)
     batches.seal(3)
     register(replace(CLICKS, version=2))
-
-    async def body() -> None:
-        assert await Waits(poller, 3).over(1, 2, 3) == ["no worker", "no worker", "worker"]
-
-    _run(body)
+    assert await Waits(poller, 3).over(1, 2, 3) == ["no worker", "no worker", "worker"]
 
 
-def test_a_batch_beyond_the_window_waits_until_there_is_room_or_a_halt(
+@in_a_loop
+async def test_a_batch_beyond_the_window_waits_until_there_is_room_or_a_halt(
     batches: Batches, poller: TurnPoller, airflow: Airflow
 ) -> None:
     batches.plan("run", WINDOW + 2)
-
-    async def body() -> None:
-        waits = Waits(poller, WINDOW + 2)
-        assert await waits.over(1, 2) == ["worker", "worker"]
-        for txid in range(1, WINDOW + 1):
-            await asyncio.to_thread(batches.seal, txid)
-        await waits.none_but(1, 2)
-        await asyncio.to_thread(batches.commit, 1)
-        assert await waits.over(WINDOW + 1) == ["worker"]
-        await asyncio.to_thread(batches.store.halt_batch, CLICKS.name, 2, "a person has to look")
-        assert await waits.over(WINDOW + 2) == ["txid 2 is halted: a person has to look"]
-
-    _run(body)
+    waits = Waits(poller, WINDOW + 2)
+    assert await waits.over(1, 2) == ["worker", "worker"]
+    for txid in range(1, WINDOW + 1):
+        await asyncio.to_thread(batches.seal, txid)
+    await waits.none_but(1, 2)
+    await asyncio.to_thread(batches.commit, 1)
+    assert await waits.over(WINDOW + 1) == ["worker"]
+    await asyncio.to_thread(batches.store.halt_batch, CLICKS.name, 2, "a person has to look")
+    assert await waits.over(WINDOW + 2) == ["txid 2 is halted: a person has to look"]
 
 
-def test_a_task_that_failed_silently_ends_only_waits_beyond_the_window(
+@in_a_loop
+async def test_a_task_that_failed_silently_ends_only_waits_beyond_the_window(
     batches: Batches, poller: TurnPoller, airflow: Airflow
 ) -> None:
     batches.plan("run", WINDOW + 2)
     airflow.failed = [0]
     airflow.states |= {1: "running", 2: "running"}
-
-    async def body() -> None:
-        waits = Waits(poller, WINDOW + 2)
-        failed = "no task of this run tries txid 1 any more"
-        assert await waits.over(WINDOW + 1, WINDOW + 2) == [failed] * 2
-        await waits.none_but(WINDOW + 1, WINDOW + 2)
-
-    _run(body)
+    waits = Waits(poller, WINDOW + 2)
+    failed = "no task of this run tries txid 1 any more"
+    assert await waits.over(WINDOW + 1, WINDOW + 2) == [failed] * 2
+    await waits.none_but(WINDOW + 1, WINDOW + 2)
 
 
 @pytest.mark.parametrize(
     ("try_number", "is_sealed", "event"),
     [(1, False, TriggerEvent(None)), (1, True, TaskSuccessEvent()), (2, True, TriggerEvent(None))],
 )
-def test_the_trigger_of_a_process_task_ends_it_or_sends_it_to_a_worker(
+@in_a_loop
+async def test_the_trigger_of_a_process_task_ends_it_or_sends_it_to_a_worker(
     batches: Batches, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch, try_number: int, is_sealed: bool, event: TriggerEvent
 ) -> None:
     """A task that was cleared, or is tried again, goes to a worker at once: it may have to process its batch again."""
@@ -194,8 +168,4 @@ def test_the_trigger_of_a_process_task_ends_it_or_sends_it_to_a_worker(
     path, arguments = TurnTrigger(CLICKS.name, "process", CONCURRENCY).serialize()
     trigger = import_string(path)(**arguments)
     trigger.task_instance = SimpleNamespace(task_id=PROCESS, run_id="run", map_index=0, try_number=try_number)
-
-    async def body() -> list[Any]:
-        return [found async for found in trigger.run()]
-
-    assert _run(body) == [event]
+    assert [found async for found in trigger.run()] == [event]

@@ -16,13 +16,12 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.batches import Batches
-from tests.dags.conftest import CLICKS
+from tests.dags.conftest import CLICKS, PATIENCE_SECONDS, in_a_loop
 from tests.store import WINDOW, Turn
 from tidegate.dags import batch_trigger
 from tidegate.dags.batch_trigger import COMMIT, Place, TurnPoller, TurnTrigger
 from tidegate.state_store import Settings, StateStore
 
-PATIENCE_SECONDS = 60
 Polls = Callable[[int], Awaitable[None]]
 
 
@@ -84,68 +83,52 @@ async def _turn(poller: TurnPoller, place: Place) -> Turn:
     return answer.turn
 
 
-def _run(body: Callable[[], Any]) -> Any:
-    async def bounded() -> Any:
-        return await asyncio.wait_for(body(), PATIENCE_SECONDS)
-
-    return asyncio.run(bounded())
-
-
-def test_turns_open_in_txid_order(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
+@in_a_loop
+async def test_turns_open_in_txid_order(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
     batches.plan("run", 3)
+    waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2, 3])]
+    await asyncio.to_thread(batches.seal, 2)
+    await asyncio.to_thread(batches.seal, 3)
+    await polls(3)
+    assert not any(wait.done() for wait in waits)
 
-    async def body() -> None:
-        waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2, 3])]
-        await asyncio.to_thread(batches.seal, 2)
-        await asyncio.to_thread(batches.seal, 3)
-        await polls(3)
-        assert not any(wait.done() for wait in waits)
-
-        for txid, wait in enumerate(waits, start=1):
-            if txid == 1:
-                await asyncio.to_thread(batches.seal, 1)
-            assert (await wait).opens
-            assert not any(later.done() for later in waits[txid:])
-            await asyncio.to_thread(batches.commit, txid)
-
-    _run(body)
+    for txid, wait in enumerate(waits, start=1):
+        if txid == 1:
+            await asyncio.to_thread(batches.seal, 1)
+        assert (await wait).opens
+        assert not any(later.done() for later in waits[txid:])
+        await asyncio.to_thread(batches.commit, txid)
 
 
-def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
+@in_a_loop
+async def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
     batches.plan("run", WINDOW + 2)
+    last, later = (
+        asyncio.create_task(_turn(poller, Place(CLICKS.name, "run", txid - 1, "begin"))) for txid in (WINDOW + 1, WINDOW + 2)
+    )
+    await polls(3)
+    assert not last.done()
 
-    async def body() -> None:
-        last, later = (
-            asyncio.create_task(_turn(poller, Place(CLICKS.name, "run", txid - 1, "begin")))
-            for txid in (WINDOW + 1, WINDOW + 2)
-        )
-        await polls(3)
-        assert not last.done()
-
-        await asyncio.to_thread(batches.seal, 1)
-        await asyncio.to_thread(batches.commit, 1)
-        assert not (await last).opens
-        assert not later.done()
-        await asyncio.to_thread(batches.store.halt_batch, CLICKS.name, 2, "a person has to look")
-        assert (await later).halted == "txid 2 is halted: a person has to look"
-
-    _run(body)
+    await asyncio.to_thread(batches.seal, 1)
+    await asyncio.to_thread(batches.commit, 1)
+    assert not (await last).opens
+    assert not later.done()
+    await asyncio.to_thread(batches.store.halt_batch, CLICKS.name, 2, "a person has to look")
+    assert (await later).halted == "txid 2 is halted: a person has to look"
 
 
-def test_a_halted_batch_ends_all_later_waits_with_its_reason(batches: Batches, poller: TurnPoller) -> None:
+@in_a_loop
+async def test_a_halted_batch_ends_all_later_waits_with_its_reason(batches: Batches, poller: TurnPoller) -> None:
     batches.plan("run", 3)
     batches.seal(1)
     batches.store.halt_batch(CLICKS.name, 2, "SOURCE_CHANGED: a.csv")
-
-    async def body() -> list[Any]:
-        return await asyncio.gather(*(_turn(poller, place) for place in _places([1, 3])))
-
-    first, third = _run(body)
+    first, third = await asyncio.gather(*(_turn(poller, place) for place in _places([1, 3])))
     assert (first.opens, first.halted) == (True, None)
     assert third.halted == "txid 2 is halted: SOURCE_CHANGED: a.csv"
 
 
-def test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared(
+@in_a_loop
+async def test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared(
     batches: Batches, polls: Polls, settings: Settings
 ) -> None:
     """With a task that was cleared, commit tasks after it were, and start before its attempt lifts the halt."""
@@ -154,38 +137,35 @@ def test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared(
     batches.seal(2)
     states: dict[int, Any] = {0: None, 1: "success"}
     poller = _poller(settings, [], process_tasks=lambda _pipeline, _run_id: states)
-
-    async def body() -> tuple[Turn, Turn]:
-        waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2])]
-        await polls(6)
-        assert not any(wait.done() for wait in waits)
-        states[0] = "running"
-        await asyncio.to_thread(batches.seal, 1)
-        await polls(6)
-        assert not any(wait.done() for wait in waits)
-        states[0] = "success"
-        first = await waits[0]
-        await asyncio.to_thread(batches.commit, 1)
-        return first, await waits[1]
-
-    assert [(turn.opens, turn.halted) for turn in _run(body)] == [(True, None), (True, None)]
+    waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2])]
+    await polls(6)
+    assert not any(wait.done() for wait in waits)
+    states[0] = "running"
+    await asyncio.to_thread(batches.seal, 1)
+    await polls(6)
+    assert not any(wait.done() for wait in waits)
+    states[0] = "success"
+    assert (await waits[0]).opens
+    await asyncio.to_thread(batches.commit, 1)
+    assert (await waits[1]).opens
 
 
-def test_many_waiting_triggers_share_one_connection(batches: Batches, poller: TurnPoller, connects: list[StateStore]) -> None:
+@in_a_loop
+async def test_many_waiting_triggers_share_one_connection(
+    batches: Batches, poller: TurnPoller, connects: list[StateStore]
+) -> None:
     """The triggerer may hold thousands of waits; Postgres must not notice."""
     batches.plan("run", 30)
     for txid in range(1, 31):
         batches.seal(txid)
         batches.commit(txid)
-
-    async def body() -> list[Any]:
-        return await asyncio.gather(*(_turn(poller, place) for place in _places(range(1, 31))))
-
-    assert [turn.done for turn in _run(body)] == [True] * 30
+    turns = await asyncio.gather(*(_turn(poller, place) for place in _places(range(1, 31))))
+    assert [turn.done for turn in turns] == [True] * 30
     assert len(connects) == 1
 
 
-def test_waits_outlive_an_unreachable_postgres(
+@in_a_loop
+async def test_waits_outlive_an_unreachable_postgres(
     batches: Batches,
     settings: Settings,
     connects: list[StateStore],
@@ -202,57 +182,47 @@ def test_waits_outlive_an_unreachable_postgres(
         return _connect(next(refused, settings), connects)()
 
     poller = TurnPoller(connect, lambda _pipeline, _run_id: [], lambda _pipeline, _run_id: {})
-
-    async def body() -> Any:
-        return await _turn(poller, *_places([1]))
-
     with caplog.at_level(logging.WARNING, logger="tidegate.dags.batch_trigger"):
-        turn = _run(body)
-
-    assert turn.opens
+        assert (await _turn(poller, *_places([1]))).opens
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "asking again in 1 s" in caplog.text
 
 
 @pytest.mark.parametrize("situation", ["an attempt at work", "sealed ahead of its turn"])
-def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit(
+@in_a_loop
+async def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit(
     batches: Batches, settings: Settings, situation: str
 ) -> None:
     batches.plan("run", 3)
     (batches.begin if situation == "an attempt at work" else batches.seal)(2)
     looks: list[str] = []
     poller = _poller(settings, [], lambda _pipeline, run_id: looks.append(run_id) or [1])
-
-    async def body() -> None:
-        before, wait = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 3]))
-        while len(looks) < 4:
-            await asyncio.sleep(0.01)
-        assert not wait.done()
-        # Nothing is at work any more: the attempt falls silent, or nothing commits the sealed batch in its turn.
-        if situation == "an attempt at work":
-            await asyncio.to_thread(_silence, batches.store.settings)
-            assert not before.done()
-        else:
-            await asyncio.to_thread(batches.seal, 1)
-            await asyncio.to_thread(batches.commit, 1)
-        assert (await wait).halted == "no task of this run tries txid 2 any more"
-        before.cancel()
-
-    _run(body)
+    before, wait = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 3]))
+    while len(looks) < 4:
+        await asyncio.sleep(0.01)
+    assert not wait.done()
+    # Nothing is at work any more: the attempt falls silent, or nothing commits the sealed batch in its turn.
+    if situation == "an attempt at work":
+        await asyncio.to_thread(_silence, batches.store.settings)
+        assert not before.done()
+    else:
+        await asyncio.to_thread(batches.seal, 1)
+        await asyncio.to_thread(batches.commit, 1)
+    assert (await wait).halted == "no task of this run tries txid 2 any more"
+    before.cancel()
 
 
-def test_a_run_that_another_database_does_not_know_ends_its_waits(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
+@in_a_loop
+async def test_a_run_that_another_database_does_not_know_ends_its_waits(
+    batches: Batches, polls: Polls, poller: TurnPoller
+) -> None:
     """After `tidegate restore` no batch of the run is left; without an answer, its waits would keep the next run waiting."""
     batches.plan("run", 1)
-
-    async def body() -> Any:
-        wait = asyncio.create_task(_turn(poller, *_places([1])))
-        await polls(3)
-        assert not wait.done()
-        await asyncio.to_thread(_forget_batches, batches.store.settings)
-        return await wait
-
-    assert _run(body).halted == "the ledger knows no such batch of this run"
+    wait = asyncio.create_task(_turn(poller, *_places([1])))
+    await polls(3)
+    assert not wait.done()
+    await asyncio.to_thread(_forget_batches, batches.store.settings)
+    assert (await wait).halted == "the ledger knows no such batch of this run"
 
 
 def _forget_batches(settings: Settings) -> None:
@@ -271,7 +241,8 @@ def _as_owner(settings: Settings, statement: str) -> None:
 
 @pytest.mark.promise("limit:SECONDS_UNTIL_ABANDONED")
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task(
+@in_a_loop
+async def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task(
     batches: Batches, polls: Polls, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
 ) -> None:
     """Its process task was marked as done by hand, before it began or in its work: no task would ever seal it."""
@@ -281,22 +252,17 @@ def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task
     batches.plan("run", 2)
     if has_begun:
         batches.begin(1)
-
-    async def body() -> Any:
-        first, second = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 2]))
+    first, second = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 2]))
+    await polls(20)  # which takes a second
+    assert not first.done()  # its own task will try it again
+    states[0] = "success"
+    if has_begun:
         await polls(20)  # which takes a second
-        assert not first.done()  # its own task will try it again
-        states[0] = "success"
-        if has_begun:
-            await polls(20)  # which takes a second
-            assert not first.done()  # a task is at work
-            await asyncio.to_thread(_silence, settings)
-        turn = await first
-        assert not second.done()
-        second.cancel()
-        return turn
-
-    assert _run(body).opens
+        assert not first.done()  # a task is at work
+        await asyncio.to_thread(_silence, settings)
+    assert (await first).opens
+    assert not second.done()
+    second.cancel()
 
 
 def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,17 +281,15 @@ def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatc
     assert batch_trigger.process_tasks(CLICKS.name, "run") == dict(enumerate(of_process))
 
 
-def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: Settings) -> None:
+@in_a_loop
+async def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: Settings) -> None:
     """A bug in the poller must not stay hidden."""
 
     def connect() -> StateStore:
         raise ZeroDivisionError
 
-    async def body() -> Any:
-        return await TurnPoller(connect, lambda *_: [], lambda *_: {}).wait(*_places([1]))
-
     with pytest.raises(ZeroDivisionError):
-        _run(body)
+        await TurnPoller(connect, lambda *_: [], lambda *_: {}).wait(*_places([1]))
 
 
 HALTED = (
@@ -344,7 +308,8 @@ HALTED = (
         ("halted", TriggerEvent({"reason": HALTED, "waits_for": None}), ""),
     ],
 )
-def test_the_trigger_ends_its_task_if_no_worker_is_needed(
+@in_a_loop
+async def test_the_trigger_ends_its_task_if_no_worker_is_needed(
     batches: Batches,
     poller: TurnPoller,
     monkeypatch: pytest.MonkeyPatch,
@@ -365,16 +330,13 @@ def test_the_trigger_ends_its_task_if_no_worker_is_needed(
     path, arguments = TurnTrigger(CLICKS.name, "commit").serialize()
     trigger = import_string(path)(**arguments)
     trigger.task_instance = SimpleNamespace(task_id=COMMIT, run_id="run", map_index=0, try_number=1)
-
-    async def body() -> list[Any]:
-        return [found async for found in trigger.run()]
-
-    assert _run(body) == [event]
+    assert [found async for found in trigger.run()] == [event]
     assert message in capfd.readouterr().out  # Airflow's own logger writes there
 
 
 @pytest.mark.parametrize("is_next", [False, True])
-def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
+@in_a_loop
+async def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
     batches: Batches, settings: Settings, *, is_next: bool
 ) -> None:
     batches.plan("run", 3)
@@ -385,30 +347,27 @@ def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
     looks: list[str] = []
     failed = [1]
     poller = _poller(settings, [], lambda _pipeline, run_id: looks.append(run_id) or list(failed))
-
-    async def body() -> Any:
-        wait = asyncio.create_task(_turn(poller, *_places([3])))
-        while len(looks) < 4 and not wait.done():
+    wait = asyncio.create_task(_turn(poller, *_places([3])))
+    while len(looks) < 4 and not wait.done():
+        await asyncio.sleep(0.01)
+    if not is_next:
+        assert not wait.done()
+        # Between both commits, a look would find that nothing before txid 2 is still to come.
+        failed.clear()
+        last = len(looks)
+        while len(looks) < last + 2:
             await asyncio.sleep(0.01)
-        if not is_next:
-            assert not wait.done()
-            # Between both commits, a look would find that nothing before txid 2 is still to come.
-            failed.clear()
-            last = len(looks)
-            while len(looks) < last + 2:
-                await asyncio.sleep(0.01)
-            for txid in (1, 3):
-                await asyncio.to_thread(batches.seal, txid)
-            for txid in (1, 2):
-                await asyncio.to_thread(batches.commit, txid)
-            failed.append(1)
-        return await wait
-
-    turn = _run(body)
+        for txid in (1, 3):
+            await asyncio.to_thread(batches.seal, txid)
+        for txid in (1, 2):
+            await asyncio.to_thread(batches.commit, txid)
+        failed.append(1)
+    turn = await wait
     assert (turn.opens, turn.halted) == ((False, "no task of this run tries txid 2 any more") if is_next else (True, None))
 
 
-def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(batches: Batches, settings: Settings) -> None:
+@in_a_loop
+async def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(batches: Batches, settings: Settings) -> None:
     batches.plan("run", 3)
     looks = 0
 
@@ -420,16 +379,11 @@ def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(batches: Bat
         return [1]
 
     poller = _poller(settings, [], failed_tasks)
-
-    async def body() -> Any:
-        wait = asyncio.create_task(_turn(poller, *_places([3])))
-        while looks < 4 and not wait.done():
-            await asyncio.sleep(0.01)
-        is_over = wait.done()
-        wait.cancel()
-        return is_over
-
-    assert not _run(body)
+    wait = asyncio.create_task(_turn(poller, *_places([3])))
+    while looks < 4 and not wait.done():
+        await asyncio.sleep(0.01)
+    assert not wait.done()
+    wait.cancel()
 
 
 @pytest.mark.promise("performance:tasks-that-end-in-triggerer-end-together")

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.conftest import Staged, Tables, offenders
+from tests.jobs.conftest import Staged, Tables
 from tidegate.jobs import (
-    ApproxDistinct,
-    ApproxQuantiles,
     Avg,
     BitAnd,
     BitOr,
@@ -30,7 +28,6 @@ from tidegate.jobs import (
     Largest,
     Last,
     Newest,
-    Rows,
     Smallest,
     State,
     StdDev,
@@ -220,42 +217,6 @@ def test_any_split_and_order_of_the_rows_gives_the_value_of_one_pass(tables: Tab
 
 # ----------------------------------------------------------------------------------------------------- what is refused
 
-# An aggregate, the values of its column in one batch, and why that is refused.
-REFUSED: dict[str, tuple[Any, list[Any], str]] = {
-    "a set": (CollectSet("n", "bigint", most=2), [1, 2, 3], "Overflow.*x would have 3 values of a key, and keeps at most 2"),
-    "a list": (CollectList("n", "bigint", most=2), [1, 1, 1], "Overflow.*x would have 3 values of a key, and keeps at most 2"),
-    "squares": (Variance("n"), [10**18], "Overflow.*(out of range|cannot be represented)"),
-    "digits": (Avg("ratio", scale=1), [0.25], "MalformedRecord.*column ratio, declared numeric"),
-    "NaN": (Avg("ratio"), [float("nan")], "MalformedRecord.*has the value NaN"),
-    "a bound": (Histogram("ratio", [0], "numeric(10,2)"), [0.001], "MalformedRecord.*column ratio, declared numeric"),
-    "a text": (CollectSet("label", "bigint"), ["a"], "DeclarationInvalid.*declared bigint, but the transform returns string"),
-    "an order": (Last("label", "text", {"day": "timestamptz"}), ["a"], "DeclarationInvalid.*declared timestamptz"),
-    "NUL": (CollectSet("label", "text"), ["a\0b"], "NUL character"),
-    "NaN estimated": (ApproxDistinct("ratio", "numeric(10,1)"), [float("nan")], "MalformedRecord.*has the value NaN"),
-    "a quantile": (ApproxQuantiles("ratio", 10, "numeric(10,1)"), [0.25], "MalformedRecord.*column ratio, declared numeric"),
-    "too large": (ApproxQuantiles("n", 10, "integer"), [2**31], "Overflow.*(out of range|cannot be represented)"),
-    "a far day": (CollectSet("day", "date"), [date(2026, 1, 1)], "Overflow.*Years are kept from 1 to 9999"),
-}
-
-
-FEW = ["a set", "a list", "squares", "digits", "a text", "a quantile", "a far day"]
-
-
-@pytest.mark.parametrize("names", [FEW, pytest.param([*REFUSED], marks=pytest.mark.soak)], ids=["few", "all"])
-def test_what_cannot_be_kept_exactly_is_refused(tables: Tables, names: list[str]) -> None:
-    refused = {name: REFUSED[name] for name in names}
-    empty = dict.fromkeys(SCHEMA) | {"name": "a"}
-    tables.put_rows(SCHEMA, *([empty | {tried.column: v} for v in values] for tried, values, _ in refused.values()))
-    tables.plan(tables.declare_over(SCHEMA, State(aggregates={"lines": Count()})), "refused")
-    later = lambda rows: rows.selectExpr("name", "date_add(day, 4000000) AS day")  # noqa: E731
-    found = {}
-    for txid, (name, (tried, _, _)) in enumerate(refused.items(), start=1):
-        states = {f"state_{txid}": State(key={"name": "text"}, aggregates={"x": tried})}
-        transform = later if name == "a far day" else None
-        pipeline = tables.declare_over(SCHEMA, None, transform, states=states)
-        found[name] = tables.outcome(pipeline, txid)
-    assert offenders(found, {name: message for name, (_, _, message) in refused.items()}) == {}
-
 
 def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_commit(tables: Tables) -> None:
     state = State(key={"name": "text"}, aggregates={"values": CollectSet("n", "bigint", most=3)})
@@ -274,32 +235,3 @@ def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_comm
 
 
 # ---------------------------------------------------------------------------------------------------- types and limits
-
-
-@pytest.mark.parametrize(
-    ("declare", "message"),
-    [
-        (lambda: Rows({}).spec("log"), "needs at least one column"),
-        (lambda: Rows({"txid": "bigint"}).spec("log"), "cannot have a column named txid"),
-        (lambda: Rows({"position": "bigint"}).spec("log"), "two columns named position"),
-        (lambda: Rows({"a": "text[]"}).spec("log"), "cannot keep an array in a"),
-        (lambda: State(key={"a": "bigint[]"}, aggregates={"n": Count()}).spec("s"), "cannot keep an array in a"),
-        (lambda: Newest({}, {}, {"at": "date"}), "needs a key"),
-        (lambda: Newest({"a": "text"}, {}, {}), "needs order_by"),
-        (lambda: Newest({"a": "text"}, {"a": "text"}, {"at": "date"}).spec("s"), "two columns named a"),
-        (lambda: State(aggregates={"x": First("a", "text", {})}).spec("s"), "needs at least one column in `by`"),
-        (lambda: State(aggregates={"x": Avg("a"), "x_sum": Count()}).spec("s"), "two columns named x_sum"),
-        (lambda: State(aggregates={"x" * 38: Avg("a")}).spec("s"), "at most 40"),
-        (lambda: State(aggregates={"x": CollectSet("a", "bytea")}).spec("s"), "is not a column type"),
-        (lambda: State(aggregates={"x": CollectSet("a", "text", most=0)}).spec("s"), "use 1 to 10000"),
-        (lambda: State(aggregates={"x": BitOr("a", "numeric(5,0)")}).spec("s"), "use bigint"),
-        (lambda: Histogram("a", []), "bounds in ascending order"),
-        (lambda: Histogram("a", [2, 1]), "bounds in ascending order"),
-        (lambda: Variance("a", scale=19), "use 0 to 18"),
-        (lambda: Avg("a", scale=39).parts("x")[0].value_column, "is not a column type"),
-        (lambda: Histogram("a", [0.1]), "write a bound with decimals as text"),  # a double is not the number that was meant
-    ],
-)
-def test_a_declaration_that_cannot_be_kept_is_refused(declare: Callable[[], Any], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        declare()

@@ -99,10 +99,7 @@ CONTENT, RETRIED, CODE = "^given up", "^SparkFailed", "^DeclarationInvalid"
 MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "a value with half a character": (in_a_worker(r"raise ValueError('unknown shop \ud83d')"), CONTENT),
     "a crash": (in_a_worker("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), RETRIED),
-    "a value that a missing file made": (
-        in_a_worker("try:\n  open('/nonexistent')\nexcept OSError:\n  int('two')"),
-        RETRIED,
-    ),
+    "a value that a missing file made": (in_a_worker("try:\n  open('/nonexistent')\nexcept OSError:\n  int('two')"), RETRIED),
     "a cast": (in_sql("cast(name AS int)"), CONTENT),
     "a misspelt column": (in_sql("amuont"), CODE),
     "an error that Spark does not name": (in_sql("int(java_method('java.lang.Integer', 'parseInt', name))"), RETRIED),

@@ -9,12 +9,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-import duckdb
-import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from tests.jobs.conftest import Staged, Tables, table_of
+from tests.jobs.conftest import Staged, Tables
 from tests.store import Mend, StateReader, key_lookup, rows_after, state_table_of
 from tests.store import changes as changes_of
 from tidegate.jobs import Changes, Count, Files, History, Pipeline, State
@@ -34,7 +32,7 @@ STATES = {
     "joined": History(**PARTS, deleted="gone", collapse=True),
     "opaque": History(**PARTS, kind="opaque", changes=True),
 }
-Row = tuple[str | None, str | None, int | None, datetime, bool | None]
+Row = tuple[Any, str | None, int | None, datetime, bool | None]
 
 
 def at(second: int) -> datetime:
@@ -55,17 +53,24 @@ def rows_of(rng: random.Random, count: int) -> list[Row]:
     ]
 
 
-def expected(rows: list[Row], *, deletes: bool = True, collapses: bool = False) -> set[tuple[Any, ...]]:
-    """Return name, moment, label, number and end of each version that is shown, in plain Python."""
+def newest(rows: list[Row], *, deletes: bool = True) -> list[Row]:
+    """Return of each key and moment the version that counts, as Spark stages it."""
 
     def place(row: Row) -> list[tuple[bool, Any]]:
         parts = ([row[4]] if deletes else []) + [row[1], row[2]]
         return [(part is not None, "" if part is None else part) for part in parts]
 
-    found = set()
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row[0], row[3]), []).append(row)
+    return [max(group, key=place) for group in groups.values()]
+
+
+def expected(rows: list[Row], *, deletes: bool = True, collapses: bool = False) -> set[tuple[Any, ...]]:
+    """Return name, moment, label, number and end of each version that is shown, in plain Python."""
+    found, counted = set(), newest(rows, deletes=deletes)
     for name in {row[0] for row in rows}:
-        mine = [row for row in rows if row[0] == name]
-        versions = [max((r for r in mine if r[3] == moment), key=place) for moment in sorted({r[3] for r in mine})]
+        versions = sorted((row for row in counted if row[0] == name), key=lambda row: row[3])
         if collapses:
             same = groupby(versions, key=lambda r: (bool(r[4]), r[1], r[2]))
             versions = [next(iter(run)) for _, run in same]
@@ -200,79 +205,34 @@ def test_a_redo_takes_back_the_versions_of_its_batch(flow: Flow, register: Calla
 # NULL as a key
 
 KEYS = ("site", "floor", "room", "shelf")  # more than are looked up by the index where they may be NULL
-OF_KEYS = {**dict.fromkeys(KEYS, "string"), "label": "string", "at": "timestamp", "gone": "boolean"}
-WITH_NULLS: dict[str, Any] = {
-    "key": dict.fromkeys(KEYS, "text"), "columns": {"label": "text"}, "order_by": {"at": "timestamptz"}, "deleted": "gone",
-    "null_keys": True,
-}  # fmt: skip
-NULLS = {
-    "places": History(**WITH_NULLS),
-    "joined": History(**WITH_NULLS, collapse=True),
-}
-ORACLE = """
-    WITH version AS (
-        SELECT {keys}, "at", max(coalesce(gone, false)) AS gone,
-               max(struct_pack(g := coalesce(gone::int, -1), k := label IS NOT NULL, l := coalesce(label, ''))) AS most
-        FROM given GROUP BY ALL
-    ), followed AS (
-        SELECT *, lead("at") OVER (PARTITION BY {keys} ORDER BY "at") AS valid_to,
-               lag((most.g = 1, most.k, most.l)) OVER (PARTITION BY {keys} ORDER BY "at") AS before,
-               row_number() OVER (PARTITION BY {keys} ORDER BY "at") AS place
-        FROM version
-    ), shown AS (
-        SELECT {keys}, "at", most, lead("at") OVER (PARTITION BY {keys} ORDER BY "at") AS valid_to FROM followed
-        WHERE NOT {collapses} OR place = 1 OR before IS DISTINCT FROM (most.g = 1, most.k, most.l)
-    )
-    SELECT {keys}, epoch_us("at"), CASE WHEN most.k THEN most.l END, epoch_us(valid_to) FROM shown WHERE most.g < 1
-"""
-
-
-def places(rng: random.Random, count: int) -> pa.Table:
-    """Return versions of few places, many of which lack a part of their name."""
-    columns = [[rng.choice(["a", "b", None]) for _ in range(count)] for _ in KEYS]
-    columns += [[rng.choice(["x", "y", None]) for _ in range(count)], [at(rng.randint(0, 9)) for _ in range(count)]]
-    columns.append([rng.choice([True, False, False, None]) for _ in range(count)])
-    return table_of(OF_KEYS, zip(*columns, strict=True))
-
-
-def by_duckdb(given: pa.Table, *, collapses: bool) -> set[tuple[Any, ...]]:
-    """Return key, moment, label and end of each version that is shown, in microseconds, as DuckDB finds them."""
-    with duckdb.connect() as database:
-        database.register("given", given)
-        return set(database.execute(ORACLE.format(keys=", ".join(KEYS), collapses=collapses)).fetchall())
-
-
-def partials_of(given: pa.Table) -> list[tuple[Any, ...]]:
-    """Return one version of each key and moment, in the order of a history's columns, as Spark would stage them."""
-    most: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    for row in given.to_pylist():
-        place, gone, label = (*(row[key] for key in KEYS), row["at"]), row["gone"], row["label"]
-        version = (-1 if gone is None else gone, label is not None, label or "", gone, label)
-        most[place] = max(most.get(place, version), version, key=lambda version: version[:3])
-    return [(*place, gone, label) for place, (*_, gone, label) in most.items()]
+PLACES = History(dict.fromkeys(KEYS, "text"), {"label": "text"}, {"at": "timestamptz"}, deleted="gone", null_keys=True)
 
 
 def test_null_in_a_key_is_a_key_as_any_other(store: StateStore, register: Callable[..., None]) -> None:
     rng = random.Random("nulls")
-    batches = [places(rng, 400) for _ in range(3)]
-    pipeline = Pipeline("inbox", Files("inbox", schema=OF_KEYS), NULLS)
+    batches: list[list[Row]] = [
+        [
+            (tuple(rng.choices(["a", "b", None], k=len(KEYS))), label, None, at(rng.randint(0, 9)), gone)
+            for _, label, _, _, gone in rows_of(rng, 400)
+        ]
+        for _ in range(3)
+    ]
+    columns = {**dict.fromkeys(KEYS, "string"), "label": "string", "at": "timestamp", "gone": "boolean"}
+    states = {"places": PLACES, "joined": replace(PLACES, collapse=True)}
+    pipeline = Pipeline("inbox", Files("inbox", schema=columns), states)
     register(pipeline)
     inbox = Staged(store, pipeline.spec)
-    for number, batch in enumerate(batches):
-        inbox.batch(**dict.fromkeys(NULLS, partials_of(batch)), is_committed=number == 0)
+    for number, rows in enumerate(batches):
+        partials = [(*key, moment, gone, label) for key, label, _, moment, gone in newest(rows)]
+        inbox.batch(**dict.fromkeys(states, partials), is_committed=number == 0)
     assert store.commit_ready(pipeline.spec, "together")
-    given = pa.concat_tables(batches)
-    expected_rows = by_duckdb(given, collapses=False)
-    for state, wanted in zip(pipeline.spec.states, (expected_rows, by_duckdb(given, collapses=True)), strict=True):
-        rows = list(store.state_rows(state))
-        assert len(rows) == len(wanted)
-        assert {(*(r[k] for k in KEYS), micros(r["at"]), r["label"], micros(r["valid_to"])) for r in rows} == wanted
-    assert any(row[:4] == (None,) * 4 for row in expected_rows)
-
-
-def micros(moment: datetime | None) -> int | None:
-    """Return microseconds since the epoch."""
-    return None if moment is None else (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    for state in pipeline.spec.states:
+        found = [
+            (tuple(row[key] for key in KEYS), row["at"], row["label"], None, row["valid_to"]) for row in store.state_rows(state)
+        ]
+        assert len(set(found)) == len(found)
+        assert set(found) == expected([row for rows in batches for row in rows], collapses=state.name == "joined")
+        assert any(key == (None,) * len(KEYS) for key, *_ in found)
 
 
 def test_versions_of_one_null_key_are_looked_up_by_the_index(flow: Flow) -> None:
@@ -314,26 +274,3 @@ def test_a_version_without_a_key_or_a_time_is_refused_or_set_aside(tables: Table
         assert store.replay_quarantined(pipeline.spec, "test", "mended") == (3, 1)
     assert tables.run(pipeline, "replay") == [3]
     assert shown(tables, pipeline, "versions") == expected([rows[0], (None, "y", 1, at(7), None)])
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ({"key": {}}, "needs a key"),
-        ({"order_by": {}}, "needs order_by"),
-        ({"columns": {}}, "needs columns"),
-        ({"order_by": {"name": "text"}}, "has name in its key and in order_by"),
-        ({"columns": {"valid_to": "date"}}, "two columns named valid_to"),
-        ({"columns": {"at": "timestamptz"}}, "two columns named at"),
-        ({"changes": True}, "declare kind='opaque'"),
-    ],
-)
-def test_a_history_that_cannot_be_kept_is_refused(parts: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        History(**PARTS | parts).spec("versions")
-
-
-def test_a_state_cannot_have_the_name_of_a_histories_table() -> None:
-    """Both would be one table."""
-    with pytest.raises(ValueError, match="two tables named plane_versions"):
-        Pipeline("p", Files("inbox", schema=SCHEMA), {"plane": STATES["versions"], "plane_versions": STATES["versions"]})

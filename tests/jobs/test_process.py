@@ -1,12 +1,10 @@
-"""Partials per key, how batches add up, what of it is hashed, and the keys, values and transforms that are refused."""
+"""Which rows are hashed, what a batch asks of Spark, how many partials stay in process; transforms that are refused."""
 
 import gc
 import logging
-import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -17,62 +15,28 @@ from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 from pyspark.sql.connect.window import Window
 
 from tests import steps
-from tests.jobs.conftest import Tables, offenders
+from tests.jobs.conftest import Tables
 from tests.store import NO_TASK, Attempt
-from tidegate.jobs import Count, Max, Min, Pipeline, State, Sum
+from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.compute.sessions import session
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.shortcuts import Route, choose
 from tidegate.jobs.compute.transform.transform_purity import check_pure
 from tidegate.jobs.sources import InputFacts
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import BadKey, DeclarationInvalid
+from tidegate.state_store.base.errors import DeclarationInvalid
 
-PRICES = State(
-    key={"name": "text"},
-    null_keys=True,
-    aggregates={
-        "lines": Count(),
-        "known": Count("amount"),
-        "amount_sum": Sum("amount"),
-        "amount_min": Min("amount"),
-        "amount_max": Max("amount"),
-        "price_sum": Sum("price", "numeric(38,2)"),
-        "price_min": Min("price", "numeric(10,2)"),
-        "price_max": Max("price", "numeric(10,2)"),
-    },
-)
-BY_NAME = {"name": "text"}
-LINES = {"lines": Count()}
-Row = tuple[str | None, int | None, Decimal | None]
-
-
-SCHEMA = {"name": "string", "amount": "bigint", "price": "decimal(10,2)"}
+SCHEMA = {"name": "string", "amount": "bigint"}
+PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
+OVERALL = State(aggregates={"amount": Sum("amount")})
+Row = tuple[str, int]
 
 
 def clean(rows: list[Row]) -> list[dict[str, Any]]:
-    """Return the state of PRICES, computed in plain Python; keys in the order of their bytes, NULL last."""
-    groups: dict[str | None, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row[0]].append(row)
-    result = []
-    for name in sorted(groups, key=lambda key: (key is None, (key or "").encode())):
-        amounts = [amount for _, amount, _ in groups[name] if amount is not None]
-        prices = [price for _, _, price in groups[name] if price is not None]
-        result.append(
-            {
-                "name": name,
-                "lines": len(groups[name]),
-                "known": len(amounts),
-                "amount_sum": sum(amounts),
-                "amount_min": min(amounts, default=None),
-                "amount_max": max(amounts, default=None),
-                "price_sum": sum(prices, Decimal(0)),
-                "price_min": min(prices, default=None),
-                "price_max": max(prices, default=None),
-            }
-        )
-    return result
+    amounts: dict[str, list[int]] = defaultdict(list)
+    for name, amount in rows:
+        amounts[name].append(amount)
+    return [{"name": name, "lines": len(amounts[name]), "amount": sum(amounts[name])} for name in sorted(amounts)]
 
 
 def without_digests(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
@@ -84,11 +48,11 @@ HASHED: dict[str, tuple[dict[str, Any], Any, str | None]] = {
     "partials": ({}, choose, None),
     "no tracking": ({"tracking": "off"}, choose, None),
     "one state unanchored": (
-        {"states": {"per_name": PRICES, "overall": State(aggregates=LINES, unanchored=True)}},
+        {"states": {"per_name": PER_NAME, "overall": replace(OVERALL, unanchored=True)}},
         choose,
         "used",
     ),
-    "all unanchored": ({"states": {"per_name": replace(PRICES, unanchored=True)}}, choose, "all"),
+    "all unanchored": ({"states": {"per_name": replace(PER_NAME, unanchored=True)}}, choose, "all"),
     "rows": ({}, steps.shuffled, "used"),
     "transformed": ({"transform": lambda rows: rows}, steps.shuffled, None),
     "without digests": ({}, without_digests, "all"),
@@ -102,10 +66,10 @@ HASHED: dict[str, tuple[dict[str, Any], Any, str | None]] = {
 )
 def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables) -> None:
     schema = {**SCHEMA, "note": "string"}
-    tables.put_rows(schema, *[[("a", 1, None, note), ("b", 2, None, note)] for note in ("this", "that")] * len(HASHED))
+    tables.put_rows(schema, *[[("a", 1, note), ("b", 2, note)] for note in ("this", "that")] * len(HASHED))
     found: dict[str, str] = {}
     for number, (name, (declared, routing, _)) in enumerate(HASHED.items()):
-        pipeline = tables.declare_over(schema, PRICES, **declared)
+        pipeline = tables.declare_over(schema, PER_NAME, **declared)
         if not number:
             steps.plan(tables.settings, pipeline, run_id="test")
         for txid in (2 * number + 1, 2 * number + 2):
@@ -123,14 +87,13 @@ def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables) -> Non
 @pytest.mark.soak
 @pytest.mark.promise("limit:FEW_ROWS", "performance:up-to-10-000-partials-are-copied")
 def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> None:
-    overall = State(aggregates={"amount": Sum("amount")})
-    declared = tables.declare_over(SCHEMA, PRICES)
-    pipeline = tables.declare(declared.source, states={"overall": overall, "per_name": PRICES}, transform=lambda rows: rows)
+    states = {"overall": OVERALL, "per_name": PER_NAME}
+    pipeline = tables.declare_over(SCHEMA, None, lambda rows: rows, states=states)
 
     def routing(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
         return replace(choose(pipeline, attempt, facts), most_in_process=3)
 
-    batches: list[list[Row]] = [[(f"n{number % keys}", number, None) for number in range(10)] for keys in (3, 4, 2)]
+    batches: list[list[Row]] = [[(f"n{number % keys}", number) for number in range(10)] for keys in (3, 4, 2)]
     tables.put_rows(SCHEMA, *batches)
     for txid in steps.plan(tables.settings, pipeline, run_id="test"):
         steps.process(tables.settings, pipeline, txid, owner="test", commit_ready=True, routing=routing)
@@ -158,8 +121,8 @@ def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest
         requests[name] += 1
         return call(*arguments, **named)
 
-    rows: list[Row] = [("a", 1, None), ("b", 2, None)]
-    pipeline = tables.declare_over(SCHEMA, PRICES)
+    rows: list[Row] = [("a", 1), ("b", 2)]
+    pipeline = tables.declare_over(SCHEMA, PER_NAME)
     tables.put_rows(SCHEMA, rows)
     tables.run(pipeline, "first")  # in a new session, settings are written too
     tables.put_rows(SCHEMA, rows)
@@ -181,8 +144,8 @@ def test_python_workers_get_rows_in_limited_pieces_and_keep_their_imports(
 
     Spark makes each Python worker collect garbage after every task; frozen objects are left out.
     """
-    pipeline = tables.declare_over(SCHEMA, PRICES)
-    tables.put_rows(SCHEMA, [("a", 1, None)])
+    pipeline = tables.declare_over(SCHEMA, PER_NAME)
+    tables.put_rows(SCHEMA, [("a", 1)])
     tables.run(pipeline)
     with spark_session(tables.settings, "inbox") as spark:
         (answer,) = spark.range(1, numPartitions=1).mapInArrow(frozen_objects, "frozen long").collect()
@@ -208,130 +171,6 @@ def frozen_objects(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
 
 
-# ------------------------------------------------------------------------------------------------------ what is refused
-
-
-def noise(length: int) -> str:
-    dice = random.Random(length)
-    return "".join(chr(dice.randrange(0x30, 0x5B)) for _ in range(length))
-
-
-PAIR = State(key={"name": "text", "number": "integer", "other": "text"}, aggregates=LINES)
-FAR = {  # what a transform makes, its type, and how it is shown
-    "a date after 9999": ("date_from_unix_date(2932897)", "date", "10000-01-01"),
-    "a date before 1": ("date_from_unix_date(-719163)", "date", "0000-12-31"),
-    "a time after 9999": ("timestamp_micros(253402300800000000)", "timestamptz", "10000-01-01 00:00:00"),
-    "a time before 1": ("timestamp_micros(-62135596800000001)", "timestamptz", "0000-12-31 23:59:59.999999"),
-}
-
-
-def per_name(**aggregates: Any) -> State:
-    return State(key=BY_NAME, aggregates=aggregates)
-
-
-# The columns that a transform makes of one row, the state that they are for, and the refusal.
-VALUES: dict[str, tuple[list[str], State, str]] = {
-    "too long together": (
-        [f"'{noise(1201)}' name", "7 number", f"'{noise(1201)}' other"],
-        PAIR,
-        rf"BadKey.*name='{noise(1201)[:20]}.*number=7.*takes 2406 bytes",
-    ),
-    **{
-        f"{name} as key": (
-            ["'a' name", f"{made} moment"],
-            State(key={"name": "text", "moment": kind}, aggregates=LINES),
-            f"BadKey.*column moment is {shown}.*Years are kept from 1 to 9999",
-        )
-        for name, (made, kind, shown) in FAR.items()
-    },
-    **{
-        f"{name} as value": (
-            ["'a' name", f"{made} moment"],
-            per_name(moment=Max("moment", kind)),
-            rf"Overflow.*column moment of the key \(name='a'\) is {shown}.*Years are kept from 1 to 9999",
-        )
-        for name, (made, kind, shown) in FAR.items()
-        if name != "a date before 1"
-    },
-    "bigint": (["'a' name", "explode(array(9223372036854775807, 1)) v"], per_name(x=Sum("v")), "Overflow"),
-    "bigint below": (["'a' name", "explode(array(-9223372036854775807, -2)) v"], per_name(x=Sum("v")), "Overflow"),
-    "integer": (["'a' name", "explode(array(2147483647L, 1L)) v"], per_name(x=Sum("v", "integer")), "Overflow"),
-    "integer min": (["'a' name", "2147483648L v"], per_name(x=Min("v", "integer")), "Overflow"),
-    "numeric(4,2)": (["'a' name", "explode(array(99.99, 0.01)) v"], per_name(x=Sum("v", "numeric(4,2)")), "Overflow"),
-    "numeric(38,0)": (
-        ["'a' name", f"explode(array({'9' * 38}BD, {'0' * 37}1BD)) v"],
-        per_name(x=Sum("v", "numeric(38,0)")),
-        "Overflow",
-    ),
-    "a cast": (["name", "CAST(name AS INT) v"], per_name(x=Sum("v")), "TransformFailed.*CAST_INVALID_INPUT"),
-}
-
-
-FEW = ["too long together", "a time before 1 as value", "bigint", "numeric(38,0)", "a cast"]  # others: test_staging_sink.py
-
-
-@pytest.mark.promise("limit:MAX_KEY_BYTES", "limit:MAX_KEYS_BYTES", "error:BAD_KEY", "error:OVERFLOW", "error:TRANSFORM_FAILED")
-@pytest.mark.parametrize("names", [FEW, pytest.param([*VALUES], marks=pytest.mark.soak)], ids=["few", "all"])
-def test_a_key_or_value_that_cannot_be_kept_refuses_its_batch(tables: Tables, names: list[str]) -> None:
-    pipeline = tables.declare_over(SCHEMA, PRICES)
-    tables.put_rows(SCHEMA, [("none", 1, None)])
-    tables.plan(pipeline, "test")
-    found = {}
-    for number, name in enumerate(names):
-        columns, state, _ = VALUES[name]
-        pipeline = tables.declare_over(
-            SCHEMA, PRICES, lambda rows, columns=columns: rows.selectExpr(*columns), states={f"state_{number}": state}
-        )
-        # In this process, a refusal would only lead to executors, which raise the error.
-        found[name] = tables.outcome(pipeline, routing=steps.ROUTINGS["on executors"])
-    assert offenders(found, {name: VALUES[name][2] for name in names}) == {}
-    assert steps.history(tables.settings, 1).seals == []
-
-    # What is as long as it may be is kept: the rule does not depend on how well a key compresses.
-    longest = [f"'{noise(1198)}' name", "7 number", f"'{noise(1198)}' other"]
-    pipeline = tables.declare_over(SCHEMA, PAIR, lambda rows: rows.selectExpr(*longest), states={"longest": PAIR})
-    assert tables.outcome(pipeline) == "processed"
-    steps.commit(tables.settings, pipeline, 1, owner="test")
-    assert len(tables.rows(pipeline, "longest")) == 1
-
-    tables.put_rows(SCHEMA, [("good", 1, None), (None, 2, None)])
-    strict = tables.declare_over(
-        SCHEMA, PAIR, lambda rows: rows.selectExpr("name", "7 number", "name other"), states={"longest": PAIR}
-    )
-    assert tables.plan(strict, "refused") == [2]
-    with pytest.raises(BadKey, match="key column name is NULL"):
-        steps.process(tables.settings, strict, 2, owner="test", routing=steps.ROUTINGS["safe"])
-    history = steps.history(tables.settings, 2)
-    assert (history.status.phase, history.seals) == ("halted", [])
-    assert history.attempts[-1]["error"].startswith("BAD_KEY: ")
-    assert len(tables.rows(pipeline, "longest")) == 1
-
-
-# The columns that a transform makes beside the name, the aggregates that they are for, and the refusal of the declaration.
-DECLARED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "digits": ("1.005BD amount", {"x": Sum("amount", "numeric(38,2)")}, r"declared numeric\(38,2\), .* returns decimal\(4,3\)"),
-    "precision": ("CAST(1 AS DECIMAL(20,2)) amount", {"x": Min("amount", "numeric(10,2)")}, r"returns decimal\(20,2\)"),
-    "a product": (
-        "CAST(1 AS DECIMAL(38,18)) * CAST(1 AS DECIMAL(38,18)) amount",
-        {"x": Min("amount", "numeric(38,18)")},
-        r"returns decimal\(38,6\).*cast what it is computed of",
-    ),
-    "a double": ("1.5D amount", {"x": Sum("amount")}, "declared bigint, but the transform returns double"),
-    "a zone": ("timestamp'2013-01-01' amount", {"x": Min("amount", "timestamp")}, "returns timestamp"),
-    "bytes": ("X'00' amount", {"x": Min("amount", "uuid")}, "declared uuid, but the transform returns binary"),
-    "a decimal": ("CAST(1 AS DECIMAL(10,0)) amount", {"x": Sum("amount")}, r"returns decimal\(10,0\)"),
-    "a text": ("'1' amount", {"x": Sum("amount")}, "returns string"),
-    "a number": ("1 amount", {"x": Min("amount", "text")}, "declared text, but the transform returns int"),
-    "a time": ("timestamp'2013-01-01' amount", {"x": Min("amount", "date")}, "returns timestamp"),
-    "no zone": ("timestamp_ntz'2013-01-01' amount", {"x": Min("amount", "timestamptz")}, "returns timestamp_ntz"),
-    "missing": ("1 something", {"x": Sum("amount")}, "needs column amount, but the transform returns name, something"),
-    "not counted": ("1 something", {"x": Count("amount")}, "needs column amount"),
-    "capitals": ("1 Amount", {"x": Sum("amount")}, "needs column amount"),
-    "twice": ("1 amount, 2 amount", {"x": Sum("amount")}, "amount"),
-    "unknown": ("no_such_column amount", {"x": Sum("amount")}, "no_such_column"),
-}
-
-
 def test_a_transform_that_goes_through_a_view_is_refused(tables: Tables) -> None:
     """Batches share a session: a view would show one batch the rows of another."""
 
@@ -339,29 +178,10 @@ def test_a_transform_that_goes_through_a_view_is_refused(tables: Tables) -> None
         rows.createOrReplaceTempView("lines")
         return rows.sparkSession.sql("SELECT * FROM lines")
 
-    tables.put_rows(SCHEMA, [("a", 1, None)])
-    pipeline = tables.declare_over(SCHEMA, PRICES, through_a_view)
+    tables.put_rows(SCHEMA, [("a", 1)])
+    pipeline = tables.declare_over(SCHEMA, PER_NAME, through_a_view)
     tables.plan(pipeline, "test")
     assert "must not go through views or spark.sql" in tables.refused(pipeline, DeclarationInvalid)
-
-
-@pytest.mark.soak
-@pytest.mark.promise("error:DECLARATION_INVALID")
-def test_a_column_that_is_missing_or_would_lose_something_is_refused(tables: Tables) -> None:
-    tables.put_rows(SCHEMA, [("a", 1, None)])
-    tables.plan(tables.declare_over(SCHEMA, PRICES), "test")
-    found = {}
-    for number, (name, (columns, aggregates, _)) in enumerate(DECLARED.items()):
-        transform = lambda rows, columns=columns: rows.selectExpr("name", *columns.split(", "))  # noqa: E731
-        found[name] = tables.outcome(
-            tables.declare_over(SCHEMA, PRICES, transform, states={f"state_{number}": State(BY_NAME, aggregates)})
-        )
-    found["a key"] = tables.outcome(tables.declare_over(SCHEMA, PRICES, states={"misspelt": State({"nam": "text"}, LINES)}))
-    found["an impure transform"] = tables.outcome(tables.declare_over(SCHEMA, PRICES, lambda rows: rows.where(F.rand() < 0.5)))
-    expected = {name: f"DeclarationInvalid.*{message}" for name, (_, _, message) in DECLARED.items()}
-    expected["a key"] = "needs column nam, but the transform returns name"
-    expected["an impure transform"] = "DeclarationInvalid.*The transform uses rand"
-    assert offenders(found, expected) == {}
 
 
 IMPURE: dict[str, Any] = {

@@ -1,6 +1,5 @@
 """Rebuilds of each kind of state, compared with a pipeline that was declared so from the beginning; what is refused."""
 
-import csv
 import re
 import threading
 from collections.abc import Callable
@@ -13,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests import steps
-from tests.integration.conftest import Tally
 from tests.servers import Server
+from tests.sources.in_process import counted_here
 from tests.steps import plan, redo
 from tests.store import (
     HOME_VARIABLE,
@@ -24,8 +23,6 @@ from tests.store import (
     PipelineSpec,
     Request,
     StateReader,
-    StateSpec,
-    Tracked,
     range_partitions,
     rebuilds,
     version_of,
@@ -64,6 +61,8 @@ from tidegate.state_store.base.errors import (
     TidegateError,
 )
 
+__all__ = ["counted_here"]  # a fixture
+
 numbers = iter(range(1, 1_000_000))
 SCHEMA = {"at": "timestamp", "shop": "string", "cents": "int"}
 COUNTED = {"sold": Count()}
@@ -77,7 +76,6 @@ def sales(version: int = 1, **changed: Any) -> Pipeline:
     usual: dict[str, Any] = {
         "source": Files("sales", glob="*.csv", format="csv", schema=SCHEMA, max_files=1),
         "states": {"by_shop": State(key=BY_SHOP, aggregates=COUNTED)},
-        "on_poison": "quarantine",
         "tries": 1,
     }
     return Pipeline("inbox", version=version, **usual | changed)
@@ -99,55 +97,17 @@ def sell(settings: Settings, day: int, *rows: tuple[int, str, Any]) -> Path:
     return file
 
 
-Run = Callable[[Settings, Pipeline], list[int]]
-
-
 def run(settings: Settings, pipeline: Pipeline) -> list[int]:
     txids = plan(settings, pipeline, run_id=f"run {next(numbers)}")
     steps.complete(settings, pipeline, *txids)
     return txids
 
 
-def run_plainly(settings: Settings, pipeline: Pipeline, times: int = 1) -> list[int]:
-    """Run a pipeline, with partials of plain Python, so many of each row: what comes after them is as with Spark's."""
-    txids = plan(settings, pipeline, run_id=f"run {next(numbers)}")
-    with StateStore.connect(settings) as store:
-        for txid in txids:
-            stage_plainly(settings, Tally(store, pipeline.spec), txid, times)
-            steps.commit(settings, pipeline, txid, owner="test")
-    return txids
-
-
-def stage_plainly(settings: Settings, flow: Tally, txid: int, times: int = 1) -> None:
-    """Stage and seal a batch, unless it is skipped."""
-    attempt = flow.store.start_attempt(flow.spec, txid, "test")
-    if not hasattr(attempt, "source_metadata"):
-        return
-    rows: list[dict[str, Any]] = []
-    for file in attempt.source_metadata["files"]:
-        with (settings.home / "sales" / file["name"]).open() as lines:
-            rows += [row | {"cents": int(row["cents"])} for row in csv.DictReader(lines)] * times
-    staged = [flow.stage(attempt, spec.name, partials(spec, rows)) for spec in flow.spec.states]
-    flow.store.seal(attempt, staged, Tracked(len(rows)))
-
-
-VALUES: dict[str, Callable[[list[int]], Any]] = {"sold": len, "cents": sum, "dearest": max, "last": max}
-
-
-def partials(spec: StateSpec, rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    if spec.appends:
-        return [(position, *(row[value.name] for value in spec.values)) for position, row in enumerate(rows)]
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key.name] for key in spec.keys), []).append(row["cents"])
-    return [(*key, *(VALUES[value.name](group) for value in spec.values)) for key, group in groups.items()]
-
-
-def rebuilt(settings: Settings, pipeline: Pipeline, by: Run = run_plainly) -> list[int]:
+def rebuilt(settings: Settings, pipeline: Pipeline) -> list[int]:
     txids: list[int] = []
     with StateStore.connect(settings, user=settings.pg_owner) as owner:
         while (progress := owner.begin_rebuild(pipeline.spec)).rebuilt < progress.committed:
-            txids += by(settings, pipeline.rebuild())
+            txids += run(settings, pipeline.rebuild())
     return txids
 
 
@@ -157,14 +117,11 @@ def migrate(settings: Settings, pipeline: Pipeline) -> None:
     assert migrations.upgrade(settings, [pipeline.spec])[1] == [pipeline.name]
 
 
-def from_the_beginning(
-    settings: Settings, register: Callable[..., None], pipeline: Pipeline, by: Run = run_plainly
-) -> Pipeline:
+def from_the_beginning(settings: Settings, register: Callable[..., None], pipeline: Pipeline) -> None:
     """Run a pipeline of the same declaration and other names from the beginning."""
     clean = replace(pipeline, name="clean", states={f"clean_{name}": state for name, state in pipeline.states.items()})
     register(clean)
-    by(settings, clean)
-    return clean
+    run(settings, clean)
 
 
 def content(settings: Settings, table: str) -> list[str]:
@@ -191,9 +148,9 @@ def sums(settings: Settings) -> dict[str, tuple[int, int]]:
 
 
 @pytest.fixture
-def counted(settings: Settings, register: Callable[..., None]) -> Pipeline:
+def counted(settings: Settings, register: Callable[..., None], counted_here: None) -> Pipeline:
     register(sales())
-    run_plainly(settings, sales())
+    run(settings, sales())
     return sales(2, states=CHANGED)
 
 
@@ -259,11 +216,11 @@ def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
     assert run(settings, first) == [1]
     states = {name: after for name, (_, after) in kinds.items() if after}
     changed = sales(2, states=states, transform=lambda rows: rows.selectExpr("at", "shop", "2 * cents AS cents"))
-    assert rebuilt(settings, changed, run) == [1]
+    assert rebuilt(settings, changed) == [1]
     migrate(settings, changed)
     sell(settings, 2, (5, "Faro", 1), (9, "Porto", 2))
     assert run(settings, changed) == [2]
-    from_the_beginning(settings, register, changed, run)
+    from_the_beginning(settings, register, changed)
     tables = changed.spec.tables
     assert [name for name in tables if content(settings, name) != content(settings, f"clean_{name}")] == []
     assert [name for name in tables if not content(settings, name)] == []
@@ -278,7 +235,7 @@ def test_records_that_were_set_aside_mended_replayed_and_skipped_are_so_in_the_r
     sell(settings, 1, (9, "Lisbon", 600))
     sell(settings, 2, (9, "Faro", -5), (9, "Faro", -5), (9, "Porto", -1), (10, "Lisbon", "much"))
     sell(settings, 3, (9, "Porto", "damaged"))
-    first = sales(check={"priced": "cents >= 0"})
+    first = sales(check={"priced": "cents >= 0"}, on_poison="quarantine")
     register(first)
     assert run(settings, first) == [1, 2, 3]
     with StateStore.connect(settings) as store:
@@ -294,8 +251,8 @@ def test_records_that_were_set_aside_mended_replayed_and_skipped_are_so_in_the_r
             run(settings, replace(first, checks={"never": Check(lambda _batch: sa.select(sa.literal(1)))}))
         store.skip_batch(first.spec, 5, "me", "not now")
 
-        changed = sales(2, check={"priced": "cents >= -1"}, states=CHANGED)
-        assert rebuilt(settings, changed, run) == [1, 2, 3, 4, 5]
+        changed = sales(2, check={"priced": "cents >= -1"}, states=CHANGED, on_poison="quarantine")
+        assert rebuilt(settings, changed) == [1, 2, 3, 4, 5]
         assert store.replay_quarantined(first.spec, "me", "once more", txid=3) == (6, 1)  # open when the rebuild takes over
         migrate(settings, changed)
         assert sums(settings) == {"Lisbon": (2, 670), "Porto": (1, -1)}
@@ -315,7 +272,7 @@ def test_what_was_decided_about_a_record_is_kept_to_its_place(settings: Settings
     files = replace(sales().source, max_files=3)
     source = Inputs({"north": files, "south": replace(files, folder="south")})
     checks = {name: {"priced": "cents > -5"} for name in ("north", "south")}
-    first = sales(source=source, check=checks)
+    first = sales(source=source, check=checks, on_poison="quarantine")
     register(first)
     assert run(settings, first) == [1]
     with StateStore.connect(settings) as store:
@@ -326,8 +283,8 @@ def test_what_was_decided_about_a_record_is_kept_to_its_place(settings: Settings
         assert store.replay_quarantined(first.spec, "me", "mended") == (2, 2)
     assert run(settings, first) == [2]
 
-    changed = sales(2, source=source, check={"south": checks["south"]}, states=CHANGED)
-    assert rebuilt(settings, changed, run) == [1, 2]
+    changed = sales(2, source=source, check={"south": checks["south"]}, states=CHANGED, on_poison="quarantine")
+    assert rebuilt(settings, changed) == [1, 2]
     with StateStore.connect(settings) as store:
         with pytest.raises(RangeRefused, match="takes what is mended of inbox, so mend the record there"):
             store.mend_quarantined("inbox__v2", 1, 1, mended)
@@ -351,9 +308,9 @@ def test_files_are_found_where_acks_have_put_them(settings: Settings, register: 
     content_of = lost.read_bytes()
     lost.unlink()
     with pytest.raises(SourceChanged, match=r"02\.csv"):
-        rebuilt(settings, changed, run)
+        rebuilt(settings, changed)
     lost.write_bytes(content_of)
-    assert rebuilt(settings, changed, run) == [2]
+    assert rebuilt(settings, changed) == [2]
     migrate(settings, changed)
     assert sums(settings)["Lisbon"] == (2, 300)
 
@@ -363,13 +320,14 @@ def begun_opaque(settings: Settings, register: Callable[..., None]) -> tuple[Pip
     states = {"by_shop": State(key=BY_SHOP, aggregates=COUNTED, kind="opaque")}
     first = sales(states=states, source=replace(sales().source, kind="opaque"))
     register(first)
-    run_plainly(settings, first)
+    run(settings, first)
     changed = replace(first, version=2, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED, kind="opaque")})
     with StateStore.connect(settings, user=settings.pg_owner) as owner:
         owner.begin_rebuild(changed.spec)
     return first, changed
 
 
+@pytest.mark.usefixtures("counted_here")
 def test_a_redo_of_what_is_being_rebuilt_is_refused(settings: Settings, register: Callable[..., None]) -> None:
     first, changed = begun_opaque(settings, register)
     redo(settings, first, 2, owner="me", reason="before")
@@ -381,6 +339,7 @@ def test_a_redo_of_what_is_being_rebuilt_is_refused(settings: Settings, register
     redo(settings, first, 2, owner="me", reason="retired")
 
 
+@pytest.mark.usefixtures("counted_here")
 def test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_again(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +366,7 @@ def test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_agai
 
 
 @pytest.mark.promise("I24")
+@pytest.mark.usefixtures("counted_here")
 def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again(
     settings: Settings, register: Callable[..., None]
 ) -> None:
@@ -415,21 +375,21 @@ def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_a
     first = sales(checks=blocks)
     register(first)
     with pytest.raises(CheckFailed):
-        run_plainly(settings, first)
+        run(settings, first)
     with StateStore.connect(settings) as store:
         store.skip_batch(first.spec, 2, "me", "twice")
         sell(settings, 3, (9, "Lisbon", 300), (10, "Porto", 8))
-        assert run_plainly(settings, first) == [3]
+        assert run(settings, first) == [3]
         sell(settings, 4, (9, "Faro", 4))
         (txid,) = plan(settings, first, run_id="open")
-        stage_plainly(settings, Tally(store, first.spec), txid)
+        steps.process(settings, first, txid, owner="test")
 
     changed = sales(2, checks=blocks, states=CHANGED)
     assert rebuilt(settings, changed) == [1, 2, 3]
     skipped = "SELECT pipeline, txid, skipped_reason FROM tidegate.commit WHERE skipped_reason IS NOT NULL ORDER BY 1"
     assert asked(settings, skipped) == [("inbox", 2, "twice"), ("inbox__v2", 2, "twice")]
     migrate(settings, changed)
-    assert run_plainly(settings, changed) == [4]
+    assert run(settings, changed) == [4]
     assert sums(settings) == {"Lisbon": (2, 400), "Porto": (3, 14), "Faro": (1, 4)}
 
 
@@ -496,11 +456,12 @@ def test_what_cannot_be_rebuilt_is_refused_before_anything_is_done(
         owner.begin_rebuild(counted.spec)
 
 
+@pytest.mark.usefixtures("counted_here")
 def test_a_pipeline_with_followers_is_not_rebuilt(settings: Settings, register: Callable[..., None]) -> None:
     first = sales(states={"sale": Rows({"shop": "text"})})
     follower = Pipeline("later", Changes("inbox.sale"), {"by_later": State(key=BY_SHOP, aggregates=COUNTED)})
     register(first)
-    run_plainly(settings, first)
+    run(settings, first)
     changed = sales(2, states={"sale": Rows({"shop": "text", "cents": "integer"})})
     rebuilt(settings, changed)
     register(follower)
@@ -563,7 +524,10 @@ def test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one(settings
     )
     before = [text for (text,) in asked(settings, GIVEN)]
     assert {"fillfactor=60", "toast.autovacuum_enabled=off", "pk_by_shop is clustered", "shop e p"} < set(before)
-    rebuilt(settings, counted, lambda settings, pipeline: run_plainly(settings, pipeline, times=2))
+    twice = lambda rows: rows.unionAll(rows)  # noqa: E731
+    twice.in_process = lambda inputs: inputs[""] * 2  # type: ignore[attr-defined]
+    counted = replace(counted, transform=twice)
+    rebuilt(settings, counted)
     migrations.new_revision(settings, [counted.spec], "more")
     with pytest.raises(DeclarationChanged, match=r'"few" .* is violated by some row .*Drop that from state.by_shop'):
         migrations.upgrade(settings, [counted.spec])
@@ -649,7 +613,7 @@ def test_who_may_not_read_a_state_may_not_read_what_is_rebuilt(settings: Setting
     kept = State(key=BY_SHOP, aggregates=COUNTED)
     then = History(key=BY_SHOP, columns={"cents": "integer"}, order_by={"at": "timestamptz"})
     register(sales(states={"kept": kept, "then": then}))
-    run_plainly(settings, sales(states={"kept": kept, "then": then}))
+    run(settings, sales(states={"kept": kept, "then": then}))
     readable = """
         SELECT relname::text FROM pg_class WHERE relnamespace = 'state'::regnamespace AND strpos(relname, '__v') > 0
             AND relkind IN ('r', 'p', 'v') AND has_table_privilege('tidegate_reader', oid, 'SELECT')
@@ -720,7 +684,9 @@ def test_a_declaration_that_changes_during_or_after_its_rebuild_needs_another_ve
             with migrations.connected(settings) as connection:
                 assert rebuilds.find(connection, [later.spec]).ready == [later.spec]
         # A further change of the code alone would be registered in place, and the past would stay as it was.
-        twice = sales(11, transform=lambda rows: rows)
+        same = lambda rows: rows  # noqa: E731
+        same.in_process = lambda inputs: inputs[""]  # type: ignore[attr-defined]
+        twice = sales(11, transform=same)
         rebuilt(settings, twice)
         other = replace(twice, source=replace(twice.source, schema={**SCHEMA, "more": "string"}, missing="null"))
         with pytest.raises(DeclarationChanged, match="inbox__v11 was begun for another declaration"):
@@ -749,18 +715,19 @@ def test_a_lost_table_is_computed_again(settings: Settings, counted: Pipeline, r
         assert rebuilt(settings, changed) == [1, 2]
         migrate(settings, changed)
     sell(settings, 3, (9, "Porto", 1))
-    assert run_plainly(settings, changed) == [3]
+    assert run(settings, changed) == [3]
     from_the_beginning(settings, register, changed)
     assert content(settings, "by_shop") == content(settings, "clean_by_shop")
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("counted_here")
 def test_an_index_of_the_team_covers_the_partitions_of_a_rebuilt_table(
     settings: Settings, register: Callable[..., None]
 ) -> None:
     states = {"kept": Rows({"at": "timestamptz"}, range_partitions=Ranges("at", "month"))}
     register(sales(states=states))
-    run_plainly(settings, sales(states=states))
+    run(settings, sales(states=states))
     with migrations.connected(settings) as connection:
         connection.execute(sa.text("CREATE INDEX by_place ON state.kept (position, at)"))
     changed = sales(2, states={"kept": replace(states["kept"], columns={"at": "timestamptz", "cents": "integer"})})

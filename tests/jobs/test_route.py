@@ -34,20 +34,10 @@ CHOICES: dict[str, tuple[Pipeline, InputFacts, dict[str, int], Route]] = {
     "a small file": (PLAIN, ONE_FILE, {}, QUICKEST),
     "several small files": (PLAIN, replace(ONE_FILE, files=3), {}, QUICKEST),
     "a file with fewer rows than earlier ones": (PLAIN, ONE_FILE, MANY, QUICKEST),
-    "a file of unknown rows": (
-        PLAIN,
-        replace(ONE_FILE, rows=None),
-        {},
-        Route(one_task=True, is_brief=True, hashed="used"),
-    ),
+    "a file of unknown rows": (PLAIN, replace(ONE_FILE, rows=None), {}, Route(one_task=True, is_brief=True, hashed="used")),
     "a large file": (PLAIN, replace(ONE_FILE, bytes=UNSHARED_BYTES), {}, replace(QUICKEST, is_brief=False)),
     "a larger file": (PLAIN, replace(ONE_FILE, bytes=UNSHARED_BYTES + 1), {}, Route(hashed="used")),
-    "several files that are not small": (
-        PLAIN,
-        replace(ONE_FILE, files=3, bytes=UNSPLIT_BYTES + 1),
-        {},
-        Route(hashed="used"),
-    ),
+    "several files that are not small": (PLAIN, replace(ONE_FILE, files=3, bytes=UNSPLIT_BYTES + 1), {}, Route(hashed="used")),
     "many small files": (PLAIN, replace(ONE_FILE, files=66), {}, Route(hashed="used")),
     "a transform": (TRANSFORMED, ONE_FILE, {}, Route(one_task=True, is_brief=True, hashed="none", in_process=PER)),
     "a transform of a file that is not small": (
@@ -63,24 +53,9 @@ CHOICES: dict[str, tuple[Pipeline, InputFacts, dict[str, int], Route]] = {
         Route(one_task=True, is_brief=True, in_process=PER),
     ),
     "no files": (PLAIN, InputFacts(0, 0, 0, is_verified=True), {}, Route(hashed="used")),
-    "no digests": (
-        PLAIN,
-        replace(ONE_FILE, is_verified=False),
-        {},
-        Route(one_task=True, is_brief=True, in_process=PER),
-    ),
-    "no tracking": (
-        replace(PLAIN, tracking="off"),
-        ONE_FILE,
-        {},
-        Route(one_task=True, is_brief=True, in_process=PER),
-    ),
-    "bad records set aside": (
-        replace(PLAIN, on_poison="quarantine"),
-        ONE_FILE,
-        {},
-        replace(QUICKEST, follows_partials=None),
-    ),
+    "no digests": (PLAIN, replace(ONE_FILE, is_verified=False), {}, Route(one_task=True, is_brief=True, in_process=PER)),
+    "no tracking": (replace(PLAIN, tracking="off"), ONE_FILE, {}, Route(one_task=True, is_brief=True, in_process=PER)),
+    "bad records set aside": (replace(PLAIN, on_poison="quarantine"), ONE_FILE, {}, replace(QUICKEST, follows_partials=None)),
 }
 
 

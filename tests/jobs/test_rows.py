@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests import steps
-from tests.jobs.conftest import Staged, Tables, offenders
+from tests.jobs.conftest import Staged, Tables
 from tests.store import key_lookup, state_table_of
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Pipeline, Ranges, Rows, State
@@ -92,22 +92,7 @@ def test_a_row_of_another_writer_stops_the_commit(store: StateStore, settings: S
     assert appended(store) == {1: [("a", 1), ("b", 2)]}
 
 
-REFUSED: dict[str, tuple[Rows, Record, str]] = {
-    "too large": (Rows({"amount": "integer"}), ("a", 2**40), "Overflow"),
-    "no uuid": (Rows({"name": "uuid"}), ("not a uuid", 1), "MalformedRecord"),
-    "NUL": (Rows({"name": "text"}), ("a\0b", 1), "BadKey"),
-    "no range": (DIVIDED, ("b", None), r"BadKey.*column amount, by which its rows are divided, is NULL in 1 row\(s\)"),
-}
-
-
-def test_a_row_that_cannot_be_kept_refuses_the_batch_or_is_set_aside(tables: Tables, store: StateStore) -> None:
-    tables.put_rows(SCHEMA, *([("a", 1), row] for _, row, _ in REFUSED.values()))
-    tables.plan(declare(tables, {"log": ALL}), "run")
-    found = {
-        name: tables.outcome(declare(tables, {f"log_{txid}": state}), txid)
-        for txid, (name, (state, _, _)) in enumerate(REFUSED.items(), start=1)
-    }
-    assert offenders(found, {name: message for name, (_, _, message) in REFUSED.items()}) == {}
-    tolerant = declare(tables, {"log_4": DIVIDED}, on_poison="quarantine")
-    assert tables.outcome(tolerant, 4) == "processed"
-    assert [seal["rows"] for seal in store.batch_history("inbox", 4).seals if seal["state"] == "log_4"] == [1]
+def test_a_row_in_no_range_is_set_aside(tables: Tables, store: StateStore) -> None:
+    tables.put_rows(SCHEMA, [("a", 1), ("b", None)])
+    tables.run(declare(tables, {"divided": DIVIDED}, on_poison="quarantine"))
+    assert [(row["name"], row["amount"]) for row in store.state_rows(DIVIDED.spec("divided"))] == [("a", 1)]

@@ -132,32 +132,6 @@ def test_estimates_are_as_close_as_they_say(tables: Tables) -> None:
         assert abs(connection.scalar(of_all) / max(sizes) - 1) <= 3 * 0.03
 
 
-@pytest.mark.promise("limit:MOST_ELEMENTS")
-@pytest.mark.parametrize(
-    ("declare", "message"),
-    [
-        (lambda: ApproxDistinct("a", "text", error=0.001), "must be from 0.01 to 0.3"),
-        (lambda: ApproxDistinct("a", "text[]"), "not arrays"),
-        (lambda: ApproxDistinct("a", "double"), "is not a column type"),
-        (lambda: ApproxQuantiles("a", 1000, "text"), "cannot read text"),
-        (lambda: ApproxQuantiles("a", 1000, "numeric(19,2)"), "numeric of up to 18 digits"),
-        (lambda: ApproxQuantiles("a", 1000, error=0), "must be from 0.001 to 0.3"),
-        (lambda: ApproxQuantiles("a", 0), "use at least 1"),
-        (lambda: ApproxQuantiles("a", 2**62), "at most what bigint can hold"),
-        (lambda: ApproxQuantiles("a", 10**9, error=0.001), "counts per key; at most 10000"),
-        (lambda: ApproxQuantiles("a", 1000, probabilities=[]), "needs probabilities between 0 and 1"),
-        (lambda: ApproxQuantiles("a", 1000, probabilities=[0.5, 1]), "needs probabilities between 0 and 1"),
-        (
-            lambda: State(aggregates={"x": ApproxQuantiles("a", 9, probabilities=[0.5, "0.50"])}).spec("s"),
-            "two columns named x_p50",
-        ),
-    ],
-)
-def test_a_sketch_that_cannot_be_kept_is_refused(declare: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        declare()
-
-
 def test_equal_numbers_of_several_writings_are_one_value(tables: Tables) -> None:
     ids = ["6F9619FF-8B86-D011-B42D-00CF4FC964FF", "6f9619ff-8b86-d011-b42d-00cf4fc964ff"]
     state = State(aggregates={"zeros": ApproxDistinct("v", "numeric(5,1)"), "ids": ApproxDistinct("u", "uuid")})

@@ -51,8 +51,7 @@ PER_NAME = State(
     key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount"), "mean": Avg("amount", digits=3)}, kind="opaque"
 )
 SCHEMA = {"name": "string", "amount": "bigint"}
-BATCHES = [[("a", 1), ("b", 2), ("a", 3)], [], [("a", 4), ("c", 5)], [("b", 6), ("c", 7), ("c", 8)]]
-FEW = [BATCHES[0], BATCHES[3]]
+FIRST, SECOND = [("a", 1), ("b", 2), ("a", 3)], [("b", 6), ("c", 7), ("c", 8)]
 LOG = Rows({"name": "text", "amount": "bigint", "before": "bigint", "mean_before": "numeric(38,3)", "since": "bigint"})
 STATES = {"per_name": PER_NAME, "log": LOG}
 
@@ -69,21 +68,6 @@ def declare(tables: Tables, **pipeline: Any) -> Pipeline:
     )
 
 
-def expected(batches: list[Any]) -> list[tuple[Any, ...]]:
-    log: list[tuple[Any, ...]] = []
-    before: dict[str, list[int]] = {}
-    since: dict[str, int] = {}
-    for txid, rows in enumerate(batches, start=1):
-        for name, amount in rows:
-            known = before.get(name)
-            mean = known and round(Decimal(sum(known)) / len(known), 3)
-            log.append((txid, name, amount, known and sum(known), mean, since.get(name)))
-        for name, amount in rows:
-            before.setdefault(name, []).append(amount)
-            since[name] = txid
-    return sorted(log, key=repr)
-
-
 def log_of(tables: Tables, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     names = ("txid", "name", "amount", "before", "mean_before", "since")
     return sorted((tuple(row[name] for name in names) for row in tables.all_rows(pipeline, "log")), key=repr)
@@ -92,7 +76,7 @@ def log_of(tables: Tables, pipeline: Pipeline) -> list[tuple[Any, ...]]:
 @pytest.mark.promise("I21")
 def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables) -> None:
     pipeline = declare(tables, states={"per_name": State(PER_NAME.key, PER_NAME.aggregates), "log": LOG})
-    tables.put_rows(SCHEMA, *BATCHES[:1])
+    tables.put_rows(SCHEMA, FIRST)
     (txid,) = tables.plan(pipeline, "run")
     with StateStore.connect(tables.settings) as store:
         overtaken = store.start_attempt(pipeline.spec, txid, "overtaken")
@@ -105,25 +89,33 @@ def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables) -> None:
 @pytest.mark.promise("I21")
 def test_a_redo_reads_what_was_there_before(tables: Tables) -> None:
     pipeline = declare(tables)
-    tables.put_rows(SCHEMA, *FEW)
+    tables.put_rows(SCHEMA, FIRST, SECOND)
     tables.run(pipeline)
     before = log_of(tables, pipeline), tables.rows(pipeline)
     steps.redo(tables.settings, pipeline, 2, owner="an operator", reason="a test")
     assert (log_of(tables, pipeline), tables.rows(pipeline)) == before
-    tables.put_rows(SCHEMA, *BATCHES[:1])
+    tables.put_rows(SCHEMA, FIRST)
     tables.plan(pipeline, "next")
     steps.redo(tables.settings, pipeline, 2, owner="an operator", reason="txid 3 is planned, and has not begun")
     steps.process(tables.settings, pipeline, 3, owner="test")
     with pytest.raises(RangeRefused, match="txid 3 has begun, and reads states that would be taken back"):
         steps.redo(tables.settings, pipeline, 2, owner="an operator", reason="a test")
     steps.commit(tables.settings, pipeline, 3, owner="test")
-    assert log_of(tables, pipeline) == expected([*FEW, BATCHES[0]])
+    two, four = Decimal(2), Decimal(4)
+    nothing = (None, None, None)
+    assert log_of(tables, pipeline) == [
+        *((1, name, amount, *nothing) for name, amount in sorted(FIRST)),
+        (2, "b", 6, 2, two, 1),
+        *((2, "c", amount, *nothing) for amount in (7, 8)),
+        *((3, "a", amount, 4, two, 1) for amount in (1, 3)),
+        (3, "b", 2, 8, four, 2),
+    ]
 
 
 @pytest.mark.promise("I21", "decision:0031")
 def test_a_batch_waits_for_the_one_before_and_says_so(tables: Tables, as_owner: Callable[..., Any]) -> None:
     pipeline = declare(tables)
-    tables.put_rows(SCHEMA, *BATCHES)
+    tables.put_rows(SCHEMA, FIRST, SECOND, FIRST, SECOND)
     assert tables.plan(pipeline, "run") == [1, 2, 3, 4]
     as_owner(sa.text("UPDATE tidegate.pipeline SET in_flight = 16"))
     with StateStore.connect(tables.settings) as store:
@@ -222,7 +214,7 @@ def test_a_state_without_a_key_is_read_too(tables: Tables) -> None:
     pipeline = declare(
         tables, states={"total": total, "log": Rows(columns)}, queries=[StateQuery("inbox.total")], transform=with_total
     )
-    tables.put_rows(SCHEMA, BATCHES[0], BATCHES[2])
+    tables.put_rows(SCHEMA, FIRST, [("a", 4), ("c", 5)])
     tables.run(pipeline)
     before = [(1, amount, *[None] * 4) for amount in (1, 2, 3)] + [(2, amount, 6, "{a,b}", 2, 2) for amount in (4, 5)]
 
@@ -278,7 +270,7 @@ def test_a_wrong_query_is_refused_before_anything_runs(tables: Tables) -> None:
             with pytest.raises(DeclarationInvalid, match=re.escape(message)):
                 state_query(rows, **query)
     pipeline = declare(tables, transform=lambda rows: state_query(rows, "inbox.other", on=["name"]))
-    tables.put_rows(SCHEMA, *BATCHES[:1])
+    tables.put_rows(SCHEMA, FIRST)
     tables.plan(pipeline, "run")
     assert WRONG[0][1] in tables.refused(pipeline, DeclarationInvalid)
 
@@ -362,7 +354,7 @@ def test_a_snapshot_that_is_gone_is_tried_again(tables: Tables, upstream: Callab
 
     states = {"log": Rows({"name": "text", "before": "bigint"})}
     pipeline = declare(tables, states=states, queries=[latest("upstream.up")], transform=end_the_snapshot)
-    tables.put_rows(SCHEMA, *BATCHES[:1])
+    tables.put_rows(SCHEMA, FIRST)
     (txid,) = tables.plan(pipeline, "run")
     with pytest.raises(StoreUnavailable, match=r"The snapshot from which state upstream\.up is read is gone"):
         steps.process(tables.settings, pipeline, txid, owner="test")
@@ -377,7 +369,7 @@ MISSING = {
 
 @pytest.mark.usefixtures("upstream")
 def test_a_state_that_is_not_there_is_named(tables: Tables) -> None:
-    tables.put_rows(SCHEMA, *BATCHES[:1])
+    tables.put_rows(SCHEMA, FIRST)
     found = {}
     for number, of in enumerate(MISSING):
         pipeline = declare(tables, queries=[latest(of)], transform=lambda rows, of=of: state_query(rows, of, on=["name"]))
@@ -392,7 +384,7 @@ def test_rows_that_a_policy_hides_are_not_taken_for_missing(tables: Tables, as_o
     pipeline = declare(tables)
     as_owner(sa.text("ALTER TABLE state.per_name ENABLE ROW LEVEL SECURITY"))
     as_owner(sa.text("CREATE POLICY of_commits ON state.per_name TO tidegate USING (true)"))
-    tables.put_rows(SCHEMA, *BATCHES[:1])
+    tables.put_rows(SCHEMA, FIRST)
     tables.plan(pipeline, "run")
     assert "row-level security" in tables.refused(pipeline, AccessRefused)
 
@@ -417,7 +409,7 @@ def test_tasks_read_only_what_a_registered_pipeline_queries(
     )
     assert readable() == {"up": True, "per_name": False, "nothing": None}
     as_owner(sa.text("REVOKE SELECT ON state.up FROM tidegate_stager"))
-    tables.put_rows(SCHEMA, *BATCHES[:1])
+    tables.put_rows(SCHEMA, FIRST)
     tables.plan(pipeline, "run")
     assert "may not read state.up of upstream.up, or it does not exist" in tables.refused(pipeline, SchemaOutOfDate)
     register(pipeline)

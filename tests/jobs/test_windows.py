@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import steps
-from tests.jobs.conftest import Tables, offenders
+from tests.jobs.conftest import Tables
 from tests.windows_model import Event, Model
 from tidegate.jobs import Count, Files, Max, Pipeline, Session, Sliding, State, Sum, Tumbling
 from tidegate.jobs.windows import Window
@@ -128,30 +128,3 @@ def test_times_without_a_zone_and_days(tables: Tables) -> None:
             "last": times[-1],
         }
     ]
-
-
-REFUSED: dict[str, tuple[Window, datetime, str]] = {
-    "a day": (Tumbling("day", "1 day"), EPOCH, "DeclarationInvalid.*column day is declared timestamptz, .* returns date"),
-    "no zone": (
-        Tumbling("at", "1 day", type="timestamp"),
-        EPOCH,
-        "DeclarationInvalid.*declared timestamp, .* returns timestamp",
-    ),
-    "missing": (Session("missing", "1 day"), EPOCH, "DeclarationInvalid.*needs column missing"),
-    "its end": (Tumbling("at", "1 day"), datetime(9999, 12, 31, 1, tzinfo=UTC), "Overflow.*Years are kept from 1 to 9999"),
-    "a session's end": (Session("at", "1 day"), datetime(9999, 12, 31, 1, tzinfo=UTC), "Overflow.*Years are kept"),
-    "its start": (Sliding("at", "2 days", "1 day"), datetime(1, 1, 1, 1, tzinfo=UTC), "BadKey.*Years are kept"),
-}
-
-
-@pytest.mark.soak
-def test_a_window_that_cannot_be_kept_is_refused(tables: Tables) -> None:
-    source = Files("inbox", schema={"at": "timestamp", "day": "date"})
-    tables.put_rows(source.schema, *([(time, date(2026, 3, 29))] for _, time, _ in REFUSED.values()))
-    count = {"events": Count()}
-    tables.plan(tables.declare(source, states={"all": State(aggregates=count)}), "run")
-    found = {
-        name: tables.outcome(tables.declare(source, states={f"state_{n}": State(aggregates=count, window=window)}), n)
-        for n, (name, (window, _, _)) in enumerate(REFUSED.items(), start=1)
-    }
-    assert offenders(found, {name: message for name, (_, _, message) in REFUSED.items()}) == {}

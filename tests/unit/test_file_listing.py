@@ -1,16 +1,22 @@
-"""The listing of a source folder: each file once, in order; ignored names are reported with their reasons."""
+"""The names in a source's folder: which are read, once and in order, which wait or are left alone, and what they say."""
 
+import logging
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tidegate.jobs import Files
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.files.folder_listing import identify, list_files
+from tidegate.jobs.sources.files.partition_columns import NOTHING, PartitionColumns
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceUnreadable
 
 Write = Callable[..., Path]
@@ -46,27 +52,6 @@ def test_a_glob_matches_its_files(tmp_path: Path, write: Write, pattern: str, na
     for name in ("_h.json", "_z/i.json", "j.part"):
         write(name)
     assert [name for name in list_files(tmp_path, pattern).names if (tmp_path / name).is_file()] == names
-
-
-@pytest.mark.parametrize(
-    ("pattern", "advice"),
-    [
-        ("*.{json,jsonl", "a brace without its partner"),
-        ("**.json", r"as in \*\*/\*\.json"),
-        ("!(a|b)", "write {a,b}"),
-        ("[^a]", r"write \[!"),
-        ("a[b", r"never closes it"),
-        ("[a/b]*", r"a / between \[ and \]"),
-        ("", r'write "\*"'),
-        ("/data/*.json", r'write "\*"'),
-        ("{/etc,x}/*", r'write "\*"'),
-    ],
-)
-def test_a_glob_that_would_match_other_files_is_refused_when_declared(pattern: str, advice: str) -> None:
-    """A character without a meaning here would silently match nothing, for ever."""
-    with pytest.raises(ValueError, match=advice) as refusal:
-        Files("inbox", glob=pattern, format="text")
-    assert str(refusal.value).startswith("Files('inbox'): the glob ")
 
 
 def test_ignored_names_are_reported_with_their_reasons(tmp_path: Path, write: Write) -> None:
@@ -150,6 +135,10 @@ def test_links_in_many_cycles_are_listed_in_finite_time(tmp_path: Path, write: W
 LIST = """
 import sys
 from pathlib import Path
+from tidegate.jobs import Files
+from tidegate.jobs.sources.binding import coordinator_of
+from tidegate.jobs.sources.files.partition_columns import NOTHING, PartitionColumns
+from tidegate.state_store import Settings
 from tidegate.jobs.sources.files.folder_listing import list_files
 from tidegate.state_store.base.errors import SettingsInvalid
 try:
@@ -172,3 +161,68 @@ def test_names_are_the_same_in_every_process(tmp_path: Path) -> None:
         environ = {**os.environ, "LOCPATH": str(tmp_path), "LC_ALL": "de_DE", **more}
         done = subprocess.run([sys.executable, "-c", LIST, tmp_path], env=environ, capture_output=True, text=True, check=True)
         assert said in done.stdout
+
+
+# markers
+
+
+def test_a_folder_is_read_once_its_marker_is_there(tmp_path: Path, write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    settings = Settings(home=tmp_path, min_file_age_seconds=0)
+    source = Files("in", glob="**/*.csv", format="csv", schema={"name": "string"}, max_files=99, marker="_SUCCESS")
+
+    def planned(*names: str) -> list[str]:
+        for name in names:
+            write(f"in/{name}", "" if name.endswith("_SUCCESS") else "name\na\n")
+        metadata = coordinator_of(source, settings).initialize_transaction(1, None, None)
+        return [file["name"] for file in metadata["files"]] if metadata else []
+
+    assert planned("top.csv", "dt=1/a.csv", "dt=1/hour=1/b.csv", "dt=2/c.csv", "dt=2/hour=7/d.csv", "dt=3/e.csv") == []
+    assert "not planned yet, because there is no _SUCCESS yet: ., dt=1, dt=1/hour=1 and 3 more" in caplog.text
+    assert planned("dt=1/hour=1/_SUCCESS") == ["dt=1/hour=1/b.csv"]
+    read = ["dt=1/hour=1/b.csv", "dt=2/c.csv", "dt=2/hour=7/d.csv"]
+    assert planned("dt=2/_SUCCESS") == read
+    assert planned("_SUCCESS", "dt=2/late.csv") == [*read, "dt=2/late.csv", "top.csv"]
+    assert source.held_back(settings) == (
+        f"In {tmp_path / 'in'} 2 folder(s) with files have no _SUCCESS yet, such as dt=1: they are read once it is there."
+    )
+    assert len(planned("dt=1/_SUCCESS", "dt=3/_SUCCESS")) == 7
+    assert source.held_back(settings) is None
+
+
+# partitions
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("string", "10%3A30%2F2%25", "10:30/2%"),
+        ("string", "100%", "100%"),
+        ("string", NOTHING, None),
+        ("int", "07", 7),
+        ("boolean", "true", True),
+        ("date", "2024-01-05", date(2024, 1, 5)),
+        ("timestamp", "2024-01-05 10%3A00%3A00.5", datetime(2024, 1, 5, 10, 0, 0, 500_000, UTC)),
+    ],
+)
+def test_a_folder_name_gives_a_value_of_the_declared_type(kind: str, text: str, value: Any) -> None:
+    """As Hive and Spark write it: percent signs for characters that a name cannot have, and a special name for NULL."""
+    values = PartitionColumns({"p": kind}).values_of(f"region=eu/p={text}/x.json")
+    assert [found.to_pylist() for found in values.values()] == [[value]]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("x.json", "none of its folders is called dt=..."),
+        ("dt=2024-01-05/dt=2024-01-05/x.json", "more than one of its folders is called dt=..."),
+        ("dt=/x.json", "has no value"),
+        ("dt=2024-02-30/x.json", "'2024-02-30' is no date"),
+        ("dt=%FF/x.json", "is not UTF-8 once its percent signs are decoded"),
+        ("dt=null/x.json", "'null' is no date"),
+    ],
+)
+def test_a_folder_name_without_such_a_value_is_refused(name: str, why: str) -> None:
+    """A value that is missing, repeated or malformed is never NULL."""
+    with pytest.raises(ValueError, match=why.replace(".", r"\.")):
+        PartitionColumns({"dt": "date"}).values_of(name)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tidegate.jobs import Changes, Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, Reference, State
+from tidegate.jobs import Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, Reference, State
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable
@@ -36,21 +36,6 @@ def declare(sources: dict[str, Any], **pipeline: Any) -> Pipeline:
 # what may be declared
 
 
-@pytest.mark.parametrize(
-    ("sources", "message"),
-    [
-        ({}, "Inputs needs two sources, or a source and a Reference"),
-        ({"a": files("a"), "B": files("b")}, "'B' cannot be the name of a input"),
-        ({"a": files("a"), "b": files("a")}, "Inputs a and b are the same source, so each row would come twice"),
-        ({"a": files("a", done_folder="b/done"), "b": files("b")}, "Inputs a and b share a folder, b/done and b"),
-        ({"a": files("a"), "b": replace(PLANES, keep_folder="a/kept")}, "Inputs a and b share a folder"),
-    ],
-)
-def test_inputs_that_cannot_be_told_apart_or_disturb_each_other_are_refused(sources: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Inputs(sources)
-
-
 def test_the_kind_is_that_of_the_weakest_input() -> None:
     """A reference has none; a better kind cannot be claimed, a weaker one can."""
     assert Inputs({"a": files("a"), "b": files("b")}).kind == "transactional"
@@ -60,30 +45,6 @@ def test_the_kind_is_that_of_the_weakest_input() -> None:
     for kind in ("transactional", "best"):
         with pytest.raises(ValueError, match=f"Inputs cannot be '{kind}': one of them is opaque"):
             Inputs({"a": files("a", kind="opaque"), "b": files("b")}, kind=kind)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("sources", "pipeline", "message"),
-    [
-        ({"a": files("a"), "planes": PLANES}, {}, "needs a transform that joins with planes"),
-        (
-            {"a": files("a"), "b": files("b", partitions={"dt": "date"})},
-            {},
-            "a and b have different columns: only one of them has dt",
-        ),
-        (
-            {"a": files("a"), "b": files("b")},
-            {"transform": len, "check": {"known": "tail IS NOT NULL"}},
-            'columns. Say which input the check .known. is for: check=."a"',
-        ),
-        ({"a": files("a"), "b": Changes("inputs.per_tail")}, {"transform": len}, "Pipeline inputs follows itself"),
-    ],
-)
-def test_a_pipeline_that_its_inputs_cannot_serve_is_refused(
-    sources: dict[str, Any], pipeline: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        declare(sources, **pipeline)
 
 
 def test_slices_that_wait_for_each_other_are_not_quarantined() -> None:

@@ -1,5 +1,6 @@
 """Each planted fault still applies, breaks a promise that is made, and is looked for by tests that exist and test behaviour."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,5 +58,5 @@ def _exists(test: str) -> bool:
     file, _, function = test.partition("::")
     if not (ROOT / file).is_file():
         return False
-    text = (ROOT / file).read_text()
-    return not function or (f"\ndef {function}(" in text and f"@pytest.mark.soak\ndef {function}(" not in text)
+    found = re.search(rf"^(.*)\n(?:async )?def {function}\(", (ROOT / file).read_text(), re.MULTILINE)
+    return not function or (found is not None and found[1] != "@pytest.mark.soak")

@@ -1,7 +1,6 @@
 """Places in stores: which can be declared, and what Spark and the ledger see of them."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,25 +10,6 @@ from tidegate.jobs.sources.files.stores.object_places import ObjectPath
 from tidegate.state_store import Settings
 
 COLUMNS = {"name": "string"}
-
-
-@pytest.mark.parametrize(
-    ("declared", "why"),
-    [
-        ({"folder": "s3a://lake/in/*.parquet"}, r"there is a \* in the place. Write a pattern as glob="),
-        ({"folder": "hdfs://namenode:8020/in"}, "hdfs:// is not read. Copy the files into a bucket"),
-        ({"folder": "s3a://key:secret@lake/in"}, "must not have a password in it"),
-        ({"folder": "s3a://lake//in"}, "is written s3a://bucket/prefix"),
-        ({"folder": "s3a://lake/in", "follow_links": True}, "has no links to follow"),
-        ({"folder": "s3a://lake/in", "names_grow": True, "kind": "opaque"}, "cannot be opaque with names_grow"),
-        ({"folder": "in", "manifests": "lists"}, "is a folder on a disk: manifests is for a store"),
-        ({"folder": "s3a://lake/in", "versions": True, "kind": "opaque"}, "cannot be opaque with versions"),
-        ({"folder": "in", "versions": True}, "is a folder on a disk: versions is for a store"),
-    ],
-)
-def test_what_a_store_cannot_do_is_refused_when_it_is_declared(declared: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        Files(schema=COLUMNS, **declared)
 
 
 def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

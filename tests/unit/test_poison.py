@@ -1,6 +1,7 @@
 """The table of outcomes is complete, agrees with the classes of errors, and is the documented one."""
 
 import inspect
+import pickle
 import re
 from pathlib import Path
 from typing import get_args
@@ -30,16 +31,19 @@ def test_nothing_but_content_ever_leaves_rows_out() -> None:
     assert skipping == [(Fault.CONTENT, "skip")]
 
 
-@pytest.mark.parametrize("error", CONCRETE, ids=lambda cls: cls.__name__)
-def test_every_error_has_a_fault(error: type[TidegateError]) -> None:
-    assert error("x").fault is not Fault.UNKNOWN
-    assert error("x").is_poison == (error("x").fault is Fault.CONTENT)
-
-
-@pytest.mark.parametrize("error", CONCRETE, ids=lambda cls: cls.__name__)
-def test_errors_that_halt_are_permanent_and_others_are_not(error: type[TidegateError]) -> None:
-    halts = OUTCOMES[error("x").fault]["block"] is Outcome.HALT
-    assert halts == issubclass(error, PermanentError)
+def test_every_error_has_a_fault_one_family_and_survives_pickling() -> None:
+    """An error is retryable or permanent, never both; only the root and AttemptFenced, whose work goes on, are neither."""
+    for kind in ERRORS:
+        error = kind("flights 7:2 is wrong.")
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy)) == (kind, "flights 7:2 is wrong.")
+        families = [family for family in (errors.RetryableError, PermanentError) if isinstance(error, family)]
+        assert len(families) == (0 if kind in (TidegateError, errors.AttemptFenced) else 1), kind
+        assert (kind.__doc__ or "").strip().endswith("."), kind
+    for error in (kind("x") for kind in CONCRETE):
+        assert error.fault is not Fault.UNKNOWN
+        assert error.is_poison == (error.fault is Fault.CONTENT)
+        assert (OUTCOMES[error.fault]["block"] is Outcome.HALT) == isinstance(error, PermanentError), error
 
 
 def test_the_document_shows_the_table_that_the_code_uses() -> None:

@@ -188,14 +188,13 @@ def found_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings,
 
 
 @pytest.mark.promise("security:another-account-that-leaves-tidegate-toml-or")
-@pytest.mark.parametrize("mode", [0o646])
 def test_a_settings_file_that_all_may_write_is_ignored_with_a_warning(
-    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_toml(tmp_path, "pg_port = 1111")
     (tmp_path / "shared").mkdir()
     file = write_toml(tmp_path / "shared", "pg_port = 2222")
-    file.chmod(mode)
+    file.chmod(0o646)
     found, origins = found_from(tmp_path / "shared" / "deep", monkeypatch)
     assert (found.pg_port, origins["pg_port"]) == (1111, str(tmp_path / "tidegate.toml"))
     assert f"{str(file)!r} can be written by every account, so it is ignored" in caplog.text
