@@ -88,6 +88,11 @@ def merged(sources: dict[str, Any], **pipeline: Any) -> Pipeline:
     return declare(**{"source": Inputs(sources), **pipeline})
 
 
+def joined() -> Pipeline:
+    """Slices that wait for each other are there to be joined."""
+    return declare(source=Inputs({"a": A, "b": B}, wait_for_all=True), transform=len, on_poison="quarantine")
+
+
 def asks(*queries: StateQuery, **changes: Any) -> Pipeline:
     states = {"by_name": STATE, "plane": Newest({"name": "text"}, {}, {"n": "integer"}, kind="non-transactional")}
     states |= {"report": Rows({"name": "text"})}
@@ -110,7 +115,7 @@ KEPT = replace(STATE, window=Tumbling("at", "1 hour", final_after="1 hour", keep
 ALIKE = {"id": "int", "Id": "int"}
 PLANES = Reference(Files("planes", format="csv", schema={"tail": "string"}))
 UNSURE = StateQuery("ships.by_name", as_of="latest")
-A, B = files("a"), files("b")
+A, B, OPAQUE = files("a"), files("b"), files("o", kind="opaque")
 TWICE = "differ by case at most, and are one name to Spark"
 NO_TYPE = "is not a column type. Choose one of: text, boolean"
 
@@ -266,6 +271,12 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: merged({"a": A, "planes": PLANES}), "needs a transform that joins with planes"),
         (lambda: merged({"a": A, "b": files("b", partitions={"dt": "date"})}), "different columns: only one of them has dt"),
         (lambda: merged({"a": A, "b": B}, transform=len, check={"known": "name > ''"}), 'is for: check={"a"'),
+        (lambda: declare(source=A, check={"known": {"a": "true"}}), "checks for input 'known', which its source does not have"),
+        (joined, "cannot set bad records aside and have wait_for_all"),
+        *(
+            (lambda kind=kind: Inputs({"a": OPAQUE, "b": B}, kind=kind), f"Inputs cannot be '{kind}': one of them is opaque")
+            for kind in ("transactional", "best")
+        ),
         (lambda: merged({"a": A, "b": Changes("inbox.per_name")}, transform=len), "Pipeline inbox follows itself"),
     ],
 }

@@ -13,7 +13,6 @@ from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SettingsInvalid
 
 ELSEWHERE = Settings(spark_remote="sc://spark.example.com:15002")
-# The modules whose objects travel in plans.
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable
 
 COLUMNS = {"tail": "string", "amount": "int"}
-STATES = {"per_tail": State(key={"tail": "text"}, aggregates={"lines": Count()})}
 PLANES = Reference(Files("planes", format="csv", schema={"tail": "string", "seats": "int"}))
 
 
@@ -29,10 +28,6 @@ def lists(*batches: list[tuple], **source: Any) -> FixedBatches:
     return FixedBatches(batches, COLUMNS, **source)
 
 
-def declare(sources: dict[str, Any], **pipeline: Any) -> Pipeline:
-    return Pipeline(**{"name": "inputs", "source": Inputs(sources), "states": STATES, **pipeline})
-
-
 # what may be declared
 
 
@@ -42,22 +37,15 @@ def test_the_kind_is_that_of_the_weakest_input() -> None:
     assert Inputs({"a": files("a"), "b": files("b", kind="opaque"), "planes": PLANES}).kind == "opaque"
     assert Inputs({"a": Kafka("a", kind="opaque"), "b": lists(kind="non-transactional")}).kind == "non-transactional"
     assert Inputs({"a": files("a"), "planes": PLANES}, kind="opaque").kind == "opaque"
-    for kind in ("transactional", "best"):
-        with pytest.raises(ValueError, match=f"Inputs cannot be '{kind}': one of them is opaque"):
-            Inputs({"a": files("a", kind="opaque"), "b": files("b")}, kind=kind)  # type: ignore[arg-type]
 
 
-def test_slices_that_wait_for_each_other_are_not_quarantined() -> None:
-    """They are there to be joined. Inputs that are merged, or united, are; a check may be for one of them."""
-    sources = {"a": files("a"), "b": files("b")}
-    with pytest.raises(ValueError, match="cannot set bad records aside and have wait_for_all"):
-        Pipeline("inputs", Inputs(sources, wait_for_all=True), STATES, len, on_poison="quarantine")
+def test_a_check_is_for_all_inputs_or_for_one() -> None:
     checks: dict[str, Any] = {"known": "tail IS NOT NULL", "a": {"long": "length(tail) > 3"}}
-    merged = declare(sources, on_poison="quarantine", check=checks)
+    states = {"per_tail": State(key={"tail": "text"}, aggregates={"lines": Count()})}
+    source = Inputs({"a": files("a"), "b": files("b")})
+    merged = Pipeline("inputs", source, states, on_poison="quarantine", check=checks)
     assert merged.check_of("a") == {"known": "tail IS NOT NULL", "long": "length(tail) > 3"}
     assert merged.check_of("b") == {"known": "tail IS NOT NULL"}
-    with pytest.raises(ValueError, match="checks for input 'known', which its source does not have"):
-        Pipeline("inputs", files("a"), STATES, check={"known": {"a": "true"}})
 
 
 # what a plan freezes
