@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from tidegate.jobs.sources import Coordinator, Dataset, Source
+from tidegate.jobs.sources.files.identity import identity_of
 from tidegate.jobs.sources.files.source import Files, OnNewColumn
-from tidegate.jobs.sources.files.stores.object_identity import identity_of
 from tidegate.jobs.sources.files.stores.object_places import Place
 from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
 from tidegate.state_store.base.settings import Settings

@@ -15,7 +15,7 @@ from tests.store import SourceKind, StateKind, exactly_once
 from tidegate.cli import app
 from tidegate.explain import source_report
 from tidegate.jobs import Files
-from tidegate.jobs.sources.files import folder_listing
+from tidegate.jobs.sources.files import listing
 from tidegate.state_store import Settings
 
 ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,,,AA,301,LGA,ORD,733", "2013,1,1,533,-4,UA,1714,LGA,IAH,1416")
@@ -117,8 +117,8 @@ def test_names_that_a_source_leaves_alone_are_counted_and_listed(
 
     assert tidegate("run", "flights").stdout == "Skipped: nothing new at the source, no txid spent.\n" + counted
     walks: list[str] = []
-    list_one = folder_listing._Walk._list
-    monkeypatch.setattr(folder_listing._Walk, "_list", lambda *a: (walks.append(a[1]), list_one(*a))[1])
+    list_one = listing._Walk._list
+    monkeypatch.setattr(listing._Walk, "_list", lambda *a: (walks.append(a[1]), list_one(*a))[1])
     assert counted in tidegate("status").stderr
     assert walks == [""], "each folder is listed once, for both reports"
     assert tidegate.json("status")["left_alone"] == {"flights": counted.strip().replace("\\x1b", "\x1b")}

@@ -14,12 +14,14 @@ import pytest
 
 from tidegate.jobs import Files
 from tidegate.jobs.sources.binding import coordinator_of
-from tidegate.jobs.sources.files.folder_listing import identify, list_files
+from tidegate.jobs.sources.files.identity import file_identity
+from tidegate.jobs.sources.files.listing import list_files
 from tidegate.jobs.sources.files.partition_columns import NOTHING, PartitionColumns
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceUnreadable
 
 Write = Callable[..., Path]
+TEXT = Files("inbox", format="text")
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(inbox: Path, name: str) 
     """An account that may put files into the folder must not choose other files of the machine for reading."""
     assert {"absolute.txt", "folder"} <= set(list_files(inbox, "**/*").names)
     with pytest.raises(SourceUnreadable, match=r"leads out of .*inbox: it is really .*/secret.*follow_links=True"):
-        identify(inbox, name, 0)
+        file_identity(TEXT, inbox, name, 0)
 
 
 def test_a_link_within_the_folder_is_read_unless_its_file_is(tmp_path: Path, write: Write) -> None:
@@ -119,7 +121,7 @@ def test_a_link_within_the_folder_is_read_unless_its_file_is(tmp_path: Path, wri
         "around/",
         "sub/back/",
     ]
-    assert identify(tmp_path, "config.json", 0) is not None
+    assert file_identity(TEXT, tmp_path, "config.json", 0) is not None
 
 
 @pytest.mark.timeout(60)
@@ -139,7 +141,7 @@ from tidegate.jobs import Files
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.files.partition_columns import NOTHING, PartitionColumns
 from tidegate.state_store import Settings
-from tidegate.jobs.sources.files.folder_listing import list_files
+from tidegate.jobs.sources.files.listing import list_files
 from tidegate.state_store.base.errors import SettingsInvalid
 try:
     print(ascii(list_files(Path(sys.argv[1]), "*.csv").names))

@@ -143,7 +143,7 @@ class _Asked:
             self.ended.put(error)
 
     def _ask(self, lag: "Lag", store: "StateStore") -> None:
-        from tidegate.jobs.sources.files.folder_listing import listed_once  # noqa: PLC0415
+        from tidegate.jobs.sources.files.listing import listed_once  # noqa: PLC0415
 
         name = lag.pipeline
         with listed_once():

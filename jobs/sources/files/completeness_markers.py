@@ -33,13 +33,6 @@ class Markers:
             return None
         return folder or "."
 
-    def unmarked(self, names: Iterable[str]) -> list[str]:
-        """Return the folders of files that are not complete, in order.
-
-        Raises: SourceUnreadable, SourceUnavailable.
-        """
-        return sorted({folder for name in names if (folder := self.unmarked_folder(name))})
-
     def check_unchanged(self, names: Iterable[str]) -> None:
         """Check that the folders of files are still complete, and by the same markers as when they were first looked up.
 

@@ -27,11 +27,10 @@ from tidegate.jobs.sources import Coordinator, History
 from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file, stamp_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
-from tidegate.jobs.sources.files.folder_listing import NOT_UTF8, is_young
+from tidegate.jobs.sources.files.identity import NOT_UTF8, entry_of, file_identity, identity_of, with_identity
+from tidegate.jobs.sources.files.listing import is_too_young, is_young, matching_objects, names_not_matching
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
-from tidegate.jobs.sources.files.stores.object_identity import entry_of, file_identity, identity_of, is_too_young, with_identity
-from tidegate.jobs.sources.files.stores.object_listing import matching_objects, names_not_matching
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, describe, exists
 from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable, skip_command
 from tidegate.state_store.base.settings import Settings
@@ -295,9 +294,10 @@ class FolderCoordinator(FilesCoordinator):
         listing = source.listing(settings)
         if message := listing.report().sentence():
             logger.info("%s", message)
-        super().__init__(source, listing.folder, source.folder, source.min_age(settings))
+        folder = settings.home / source.folder
+        super().__init__(source, folder, source.folder, source.min_age(settings))
         self._names = listing.names
-        self._within = None if source.follow_links else listing.folder
+        self._within = None if source.follow_links else folder
         self._done = source.done(settings.home)
         if self._done:
             self._done.check_writable()

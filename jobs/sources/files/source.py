@@ -18,17 +18,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from tidegate.jobs.sources import Dataset, LeftAlone, Source
 from tidegate.jobs.sources.column_types import check_names, parse_type
-from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.jobs.sources.files.file_globs import Glob
-from tidegate.jobs.sources.files.folder_listing import Listing, list_files, young_files
 from tidegate.jobs.sources.files.formats import Format
 from tidegate.jobs.sources.files.formats.text_files.text_options import check_options, named
+from tidegate.jobs.sources.files.listing import EVERYTHING, Listing, first_objects, list_files
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns
-from tidegate.jobs.sources.files.stores import object_listing
 from tidegate.jobs.sources.files.stores.object_places import (
     ObjectPath,
-    Place,
     check_url,
     dataset_of,
     is_url,
@@ -268,22 +265,13 @@ class Files(Source):
 
     def left_alone(self, settings: Settings) -> LeftAlone:
         """Return the names in the folder that are not read, by reason."""
-        if listed := self._listed_place():
-            return object_listing.left_alone(*listed)
         return self.listing(settings).report()
 
     def held_back(self, settings: Settings) -> str | None:
         """Return a sentence on files that may still be written, by their age or because a marker is missing."""
-        min_age = self.min_age(settings)
-        where: Place
-        if listed := self._listed_place():
-            (place, glob), where = listed, listed[0]
-            young = object_listing.young_objects(place, glob, min_age)
-            unmarked = object_listing.folders_without_marker(place, self.glob, self.marker) if self.marker else []
-        else:
-            listing = self.listing(settings)
-            where, young = listing.folder, young_files(listing.folder, listing.names, min_age)
-            unmarked = Markers(where, self.marker).unmarked(listing.names)
+        min_age, listing = self.min_age(settings), self.listing(settings)
+        where, young = listing.place, listing.young(min_age)
+        unmarked = listing.unmarked(self.marker) if self.marker else []
         sentences = []
         if young:
             few = f"{len(young)} file(s) changed less than {min_age} s ago and may still be written, such as {young[0]}."
@@ -311,15 +299,15 @@ class Files(Source):
         elsewhere = place_of(Path(), self.manifests)
         return elsewhere if isinstance(elsewhere, ObjectPath) else place / self.manifests.removesuffix("/")
 
-    def _listed_place(self) -> tuple[ObjectPath, str] | None:
-        """Return the place in a store that is listed, and by which glob: that of the manifests, if there are any."""
-        if manifests := self.manifests_place():
-            return manifests, object_listing.EVERYTHING
-        place = self.objects()
-        return (place, self.glob) if place else None
-
     def listing(self, settings: Settings) -> Listing:
-        """Return what is in the folder."""
+        """Return what is in the folder, or first in the store: of the manifests, if there are any.
+
+        Raises: SourceUnreadable, SourceUnavailable, SettingsInvalid.
+        """
+        if manifests := self.manifests_place():
+            return first_objects(manifests, EVERYTHING)
+        if place := self.objects():
+            return first_objects(place, self.glob)
         return list_files(settings.home / self.folder, self.glob, follow_links=self.follow_links)
 
     @property

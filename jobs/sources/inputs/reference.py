@@ -15,10 +15,9 @@ from pathlib import Path
 
 from tidegate.jobs.sources import Dataset, LeftAlone
 from tidegate.jobs.sources.delta.source import Delta
-from tidegate.jobs.sources.files.folder_listing import list_files
+from tidegate.jobs.sources.files.listing import list_files, matching_objects
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
-from tidegate.jobs.sources.files.stores.object_listing import matching_objects
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place
 from tidegate.jobs.sources.iceberg.source import Iceberg
 from tidegate.jobs.sources.postgres.source import PostgresTable
@@ -151,9 +150,10 @@ def names_of(files: Files, settings: Settings) -> tuple[Path, list[str]]:
 
     Raises: SourceUnreadable, also if there are none or too many.
     """
-    listing = list_files(settings.home / files.folder, files.glob, follow_links=files.follow_links)
-    check_count(listing.folder, len(listing.names), files.glob)
-    return listing.folder, listing.names
+    folder = settings.home / files.folder
+    names = list_files(folder, files.glob, follow_links=files.follow_links).names
+    check_count(folder, len(names), files.glob)
+    return folder, names
 
 
 def objects_of(files: Files, place: ObjectPath) -> dict[str, ObjectInfo]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tidegate.jobs.sources import Coordinator, Source
 from tidegate.jobs.sources.data_files import DataFilesCoordinator
 from tidegate.jobs.sources.files.content import digest_of, open_file, stamp_of
-from tidegate.jobs.sources.files.folder_listing import young_files
+from tidegate.jobs.sources.files.identity import entry_of, file_identity, with_identity
+from tidegate.jobs.sources.files.listing import is_too_young, young_files
 from tidegate.jobs.sources.files.source import Files
-from tidegate.jobs.sources.files.stores.object_identity import entry_of, file_identity, is_too_young, with_identity
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath
 from tidegate.jobs.sources.inputs.reference import MOST_FILES, Reference, check_count, names_of, objects_of
 from tidegate.jobs.sources.postgres.source import PostgresTable

@@ -4,7 +4,7 @@ from tests.mutants.planted_fault import MODULE, in_file
 
 FILES = in_file("jobs/sources/files/plan.py")
 READ = in_file("jobs/sources/files/read.py")
-LISTING = in_file("jobs/sources/files/folder_listing.py")
+FILE_IDENTITY = in_file("jobs/sources/files/identity.py")
 KAFKA = in_file("jobs/sources/kafka/plan.py")
 KAFKA_LAST = in_file("jobs/sources/kafka/last_records.py")
 REFUSED_QUERIES = in_file("jobs/sources/postgres/refused_functions.py")
@@ -145,7 +145,7 @@ MUTANTS = (
         "if txid > committed {++ 1000 +}and self._done.has_files(txid)]",
         f"{IDENTITY}::test_a_done_folder_ahead_of_the_ledger_is_refused",
     ),
-    LISTING("a-file-that-is-still-written-is-taken", "I11", "identify")(
+    FILE_IDENTITY("a-file-that-is-still-written-is-taken", "I11", "file_identity")(
         "if stamp_of(before) != stamp_of(after)[- or is_young(after, min_age_seconds)-]:",
         f"{IDENTITY}::test_a_young_file_is_named_and_delays_no_other",
     ),

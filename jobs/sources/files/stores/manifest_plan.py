@@ -13,11 +13,11 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from tidegate.jobs.sources.files.identity import entry_of, with_identity
+from tidegate.jobs.sources.files.listing import EVERYTHING, is_too_young, matching_objects
 from tidegate.jobs.sources.files.plan import PLACE, ObjectsCoordinator
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import PAGE
-from tidegate.jobs.sources.files.stores.object_identity import entry_of, is_too_young, with_identity
-from tidegate.jobs.sources.files.stores.object_listing import EVERYTHING, matching_objects
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, describe, for_spark, url_for_spark
 from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata

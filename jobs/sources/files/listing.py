@@ -1,11 +1,10 @@
-"""Lists a source folder: the names of its files in order, and the identity of each file.
+"""Lists a source's files, in a folder or in a store: the names that its glob takes, in order, and the others.
 
 Nothing is left out silently: every name that is not read is listed with its reason. Other programs write into a source folder,
 so its links are followed only within it, unless the source declares follow_links.
 """
 
 import os
-import re
 import sys
 import time
 from collections import defaultdict, deque
@@ -13,42 +12,57 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from tidegate.jobs.sources import LeftAlone
-from tidegate.jobs.sources.files.content import digest_of, is_below, open_file, stamp_of
+from tidegate.jobs.sources.files.completeness_markers import unmarked_folders
+from tidegate.jobs.sources.files.content import is_below
 from tidegate.jobs.sources.files.file_globs import HIDDEN, Glob, GlobPosition
-from tidegate.jobs.sources.files.stores.object_places import ObjectPath
+from tidegate.jobs.sources.files.stores import ObjectInfo
+from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, listed
 from tidegate.state_store.base.errors import SettingsInvalid, SourceUnreadable
 
 NOT_REACHED = "is a folder that the glob does not lead into"
 SAME_FOLDER = "is a link to a folder that is read by another name"
 SAME_FILE = "is a link to a file that is read by another name"
-# Python's surrogates for bytes of a name that are not UTF-8.
-NOT_UTF8 = re.compile("[\udc80-\udcff]")
-LONGEST_NAME_BYTES = 2000  # certain to fit into the ledger's index
-# Compression that cannot be checked before Spark reads the file.
-UNCHECKED = re.compile(r"\.(zst|lz4|snappy|deflate|xz)$", re.IGNORECASE)
+FOLDER = "stands for a folder"
+EVERYTHING = "**"  # the glob of all names but hidden ones
+MOST_REPORTED = 10_000  # names that a report on a store looks at, because each status asks for reports
 
 
 @dataclass
 class Listing:
-    """The names to read, in order, and the names left alone, by reason; folders end with a slash."""
+    """The names to read, in order, and the names left alone, by reason; folders end with a slash.
 
-    folder: Path
+    In a store, only the first MOST_REPORTED names are looked at: `last` is the last of these, if there are more.
+    """
+
+    place: Place
     pattern: str
     names: list[str] = field(default_factory=list)
     left_alone: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    objects: dict[str, ObjectInfo] = field(default_factory=dict)  # those to read, in a store
+    last: str | None = None
 
     def report(self) -> LeftAlone:
         """Return the listing as a report for operators."""
-        return LeftAlone(
-            str(self.folder),
-            self.pattern,
-            len(self.names),
-            {reason: sorted(names) for reason, names in sorted(self.left_alone.items())},
-        )
+        where = str(self.place) if self.last is None else f"{self.place} (its first {MOST_REPORTED} names)"
+        left_alone = {reason: sorted(names) for reason, names in sorted(self.left_alone.items())}
+        return LeftAlone(where, self.pattern, len(self.names), left_alone)
+
+    def young(self, min_age_seconds: int) -> list[str]:
+        """Return the files that may still be written, by their age."""
+        if isinstance(self.place, ObjectPath):
+            return [name for name, info in self.objects.items() if is_too_young(info, min_age_seconds)]
+        return young_files(self.place, self.names, min_age_seconds)
+
+    def unmarked(self, marker: str) -> list[str]:
+        """Return the folders with files that no marker completes, in order."""
+        marked = [name for names in self.left_alone.values() for name in names if name.rpartition("/")[2] == marker]
+        folders = unmarked_folders([*self.names, *marked], marker)
+        # The last folder's marker may be further on.
+        return [folder for folder in folders if self.last is None or not self.last.startswith(f"{folder}/")]
 
 
 _kept: ContextVar[dict[tuple[Path, str, bool], Listing] | None] = ContextVar("listings", default=None)
@@ -175,7 +189,7 @@ def _check_encoding(listing: Listing) -> None:
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8" and (name := next((name for name in listing.names if not name.isascii()), None)):
         raise SettingsInvalid(
-            f"{listing.folder} has names that are not ASCII, such as {name}, and this process takes them for {encoding}, as "
+            f"{listing.place} has names that are not ASCII, such as {name}, and this process takes them for {encoding}, as "
             "its locale says: to others they are other names. Let it have a locale of UTF-8 (LC_ALL=C.UTF-8), or set "
             "PYTHONUTF8=1."
         )
@@ -188,39 +202,71 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return False  # such as a link to itself, which is refused on opening
 
 
-def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: bool = False) -> dict[str, Any] | None:
-    """Return a file's name, size, modification time and digest; None while it may still be written.
+def matching_objects(place: ObjectPath, pattern: str, after: str | None = None) -> Iterator[dict[str, ObjectInfo]]:
+    """Yield the objects that a glob takes, by their names below the place, in pages and in order."""
+    sieve = _Sieve(pattern)
+    for page in listed(place, after):
+        names = {name_in(place, each): each for each in page}
+        yield {name: each for name, each in names.items() if sieve.why_not(name) is None}
 
-    Raises: SourceUnreadable if it is no file, lies outside the folder, or cannot be read.
+
+def names_not_matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a glob does not take."""
+    sieve = _Sieve(pattern)
+    return [name for name in names if sieve.why_not(name) is not None]
+
+
+def first_objects(place: ObjectPath, pattern: str) -> Listing:
+    """Return the listing of the first MOST_REPORTED names of a store.
+
+    Raises: SourceUnreadable, SourceUnavailable.
     """
-    path = folder / name
-    if NOT_UTF8.search(name):
-        raise SourceUnreadable(f"{printable(path)}: the name is not in UTF-8, so no ledger can keep it. Rename the file.")
-    if len(name.encode()) > LONGEST_NAME_BYTES:
-        raise SourceUnreadable(f"{path} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
-    if UNCHECKED.search(name):
-        raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
-    try:
-        with open_file(path, None if follow_links else folder) as content:
-            before = os.fstat(content.fileno())
-            digest = digest_of(content)
-        after = path.stat()
-    except OSError as error:
-        raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable, or move it away.") from error
-    if stamp_of(before) != stamp_of(after) or is_young(after, min_age_seconds):
-        return None
-    return {"name": name, **stamp_of(after)._asdict(), "sha256": digest}
+    sieve, listing = _Sieve(pattern), Listing(place, pattern)
+    objects, name = (each for page in listed(place) for each in page), None
+    for each in islice(objects, MOST_REPORTED):
+        name = name_in(place, each)
+        if reason := sieve.why_not(name):
+            listing.left_alone[reason].append(name)
+        else:
+            listing.names.append(name)
+            listing.objects[name] = each
+    listing.last = None if next(objects, None) is None else name
+    return listing
 
 
-def check_parquet_name(path: Path | ObjectPath) -> None:
-    """Refuse a path that Spark cannot open, before a batch is planned that could never be read.
+class _Sieve:
+    """Compares names with a glob, folder by folder; neighbours in a listing share their folders."""
 
-    Raises: SourceUnreadable.
-    """
-    if ":" in (path.key if isinstance(path, ObjectPath) else str(path)) and re.search(r"[\[\]{}*?\\]", str(path)):
-        raise SourceUnreadable(
-            f"{path}: Spark cannot open a Parquet file with a colon and one of []{{}}*?\\ in its path. Rename it."
-        )
+    def __init__(self, pattern: str) -> None:
+        self._glob = Glob(pattern)
+        self._folder = ""
+        self._places = self._glob.start()
+        self._why: str | None = None
+
+    def why_not(self, name: str) -> str | None:
+        """Return why the glob does not take a name; None if it does."""
+        folder, _, last = name.rpartition("/")
+        if folder != self._folder:
+            self._enter(folder)
+        if self._why is not None:
+            return self._why
+        if not last:
+            return FOLDER
+        return None if self._glob.takes(self._places, last) else self._glob.why_not(self._places, last)
+
+    def _enter(self, folder: str) -> None:
+        self._folder, self._places, self._why = folder, self._glob.start(), None
+        for part in folder.split("/") if folder else ():
+            inside: frozenset[GlobPosition] = self._glob.below(self._places, part)
+            if not inside:
+                self._why = HIDDEN if self._glob.below(self._places, part, strict=False) else NOT_REACHED
+                return
+            self._places = inside
+
+
+def name_in(place: ObjectPath, info: ObjectInfo) -> str:
+    """Return an object's name below a place."""
+    return info.key[len(place.key) + 1 :] if place.key else info.key
 
 
 def is_young(status: os.stat_result, min_age_seconds: int) -> bool:
@@ -236,6 +282,11 @@ def young_files(folder: Path, names: Iterable[str], min_age_seconds: int) -> lis
             if is_young((folder / name).stat(), min_age_seconds):
                 young.append(name)
     return young
+
+
+def is_too_young(info: ObjectInfo, min_age_seconds: int) -> bool:
+    """Return whether an object changed less than this age ago, so that it may still be written."""
+    return time.time() - info.mtime_ns / 10**9 < min_age_seconds
 
 
 def printable(path: Path) -> str:

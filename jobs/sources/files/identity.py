@@ -1,22 +1,29 @@
-"""Identifies an object that was listed: whether it is whole, and how the metadata of a batch names it.
+"""Identifies a file or an object that was listed: whether it is whole, and how the metadata of a batch names it.
 
-    entry = {"name", "size", "mtime_ns", "sha256", "etag"?, "version"?}
+    entry = {"name", "size", "mtime_ns", "sha256"}, and "inode" of a file, "etag" and "version" of an object, if it has them
 
-`sha256` is the digest of the ETag, or of the content in a store that has none.
+`sha256` is the digest of the content or, of an object with an ETag, of that.
 """
 
-import time
+import os
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tidegate.jobs.sources.files.content import digest_of
-from tidegate.jobs.sources.files.folder_listing import UNCHECKED, check_parquet_name, identify
+from tidegate.jobs.sources.files.content import digest_of, open_file, stamp_of
+from tidegate.jobs.sources.files.listing import is_young, printable
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, describe
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
+
+# Python's surrogates for bytes of a name that are not UTF-8.
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
+LONGEST_NAME_BYTES = 2000  # certain to fit into the ledger's index
+# Compression that cannot be checked before Spark reads the file.
+UNCHECKED = re.compile(r"\.(zst|lz4|snappy|deflate|xz)$", re.IGNORECASE)
 
 
 def with_identity(source: Files, path: ObjectPath, listed: ObjectInfo) -> ObjectInfo | None:
@@ -34,21 +41,13 @@ def with_identity(source: Files, path: ObjectPath, listed: ObjectInfo) -> Object
         return None
 
 
-def is_too_young(info: ObjectInfo, min_age_seconds: int) -> bool:
-    """Return whether an object changed less than this age ago, so that it may still be written."""
-    return time.time() - info.mtime_ns / 10**9 < min_age_seconds
-
-
 def entry_of(source: Files, place: ObjectPath, name: str, info: ObjectInfo) -> dict[str, Any] | None:
     """Return a completed object's entry in the metadata; None if it is gone.
 
     Raises: SourceUnreadable, SourceUnavailable.
     """
     path = place / name
-    if UNCHECKED.search(name):
-        raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
-    if source.format == "parquet":
-        check_parquet_name(path)
+    _check_name(source, path)
     entry = {"name": name, "size": info.size, "mtime_ns": info.mtime_ns}
     if info.identity is None:
         try:
@@ -68,13 +67,40 @@ def entry_of(source: Files, place: ObjectPath, name: str, info: ObjectInfo) -> d
 
 
 def file_identity(source: Files, folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] | None:
-    """Return the identity of a file in a folder; None while it is still being written.
+    """Return the identity of a file in a folder; None while it may still be written.
 
     Raises: SourceUnreadable if it is no file, lies outside the folder, or cannot be read.
     """
-    if source.format == "parquet":
-        check_parquet_name(folder / name)
-    return identify(folder, name, min_age_seconds, follow_links=source.follow_links)
+    path = folder / name
+    if NOT_UTF8.search(name):
+        raise SourceUnreadable(f"{printable(path)}: the name is not in UTF-8, so no ledger can keep it. Rename the file.")
+    if len(name.encode()) > LONGEST_NAME_BYTES:
+        raise SourceUnreadable(f"{path} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
+    _check_name(source, path)
+    try:
+        with open_file(path, None if source.follow_links else folder) as content:
+            before = os.fstat(content.fileno())
+            digest = digest_of(content)
+        after = path.stat()
+    except OSError as error:
+        raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable, or move it away.") from error
+    if stamp_of(before) != stamp_of(after) or is_young(after, min_age_seconds):
+        return None
+    return {"name": name, **stamp_of(after)._asdict(), "sha256": digest}
+
+
+def _check_name(source: Files, path: Place) -> None:
+    """Refuse a file that could never be read, before a batch is planned with it.
+
+    Raises: SourceUnreadable.
+    """
+    if UNCHECKED.search(path.name):
+        raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
+    has_colon = ":" in (path.key if isinstance(path, ObjectPath) else str(path))
+    if source.format == "parquet" and has_colon and re.search(r"[\[\]{}*?\\]", str(path)):
+        raise SourceUnreadable(
+            f"{path}: Spark cannot open a Parquet file with a colon and one of []{{}}*?\\ in its path. Rename it."
+        )
 
 
 def identity_of(source: Files, folder: Place, name: str) -> dict[str, Any] | None:
