@@ -90,7 +90,9 @@ def emitter_of(source: Source, spark: "SparkSession", settings: Settings) -> Emi
 
             return KafkaReader(spark, source, settings)
         case PostgresTable():
-            return _reader_of_postgres(source, spark, settings)
+            from tidegate.jobs.sources.postgres.read import PostgresReader
+
+            return PostgresReader(source, spark, settings)
         case Inputs():
             from tidegate.jobs.sources.inputs.read import InputsEmitter
 
@@ -103,16 +105,6 @@ def _reader_of_files(files: Files, spark: "SparkSession", settings: Settings) ->
     from tidegate.jobs.sources.files.formats.text_files.text_reader import TextFileReader
 
     return (ParquetReader if files.format == "parquet" else TextFileReader)(spark, files, settings.home)
-
-
-def _reader_of_postgres(source: PostgresTable, spark: "SparkSession", settings: Settings) -> Emitter:
-    from tidegate.jobs.sources.postgres.read import PostgresReader
-    from tidegate.jobs.spark.task_connections import conninfo_of_tasks
-
-    conninfo = executors_conninfo = source.conninfo(settings, "read")
-    if source.connection is None:
-        executors_conninfo = {**conninfo_of_tasks(settings), "application_name": conninfo["application_name"]}
-    return PostgresReader(spark, source.selection, source.kind, conninfo=conninfo, executors_conninfo=executors_conninfo)
 
 
 def replayed_with(source: Source, settings: Settings) -> SourceMetadata:

@@ -339,8 +339,8 @@ def test_a_server_that_is_away_is_tried_again(shop: Shop, inbox: Inbox, free_por
     nowhere = {**shop.settings.conninfo(), "port": free_port()}
     refused(shop, replace(ORDERS, connection=nowhere), SourceUnavailable, message="Table orders cannot be read now")
     with spark_session(inbox.settings, "inbox") as spark:
-        here = inbox.settings.conninfo(user="tidegate_stager")
-        emitter = PostgresReader(spark, ORDERS.selection, "transactional", conninfo=here, executors_conninfo=nowhere)
+        emitter = PostgresReader(ORDERS, spark, inbox.settings)
+        emitter._executors_conninfo = nowhere
         with pytest.raises(PySparkException) as failure:
             emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata).collect()
     explained = reported_in(failure.value)

@@ -13,8 +13,8 @@ from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, al
 from tests.store import encode_metadata
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.sources.binding import coordinator_of
-from tidegate.jobs.sources.postgres.postgres_types import readable_type
 from tidegate.jobs.sources.postgres.read import BLOCK_BYTES, parts_of
+from tidegate.jobs.sources.postgres.table_query import readable_type
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 
 # ------------------------------------------------------------------------------------------------------- end to end

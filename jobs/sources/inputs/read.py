@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from tidegate.jobs.sources import BatchPart, Emitter, InputFacts, Source, Waiting
@@ -43,38 +43,37 @@ class InputsEmitter(Emitter):
         self, attempt: "Attempt", metadata: SourceMetadata, *, flagged: bool, with_idle: bool = True
     ) -> Mapping[str, BatchPart]:
         """Return the rows of each input and reference, by name; `with_idle` adds inputs without new rows, as empty frames."""
-        parts: dict[str, BatchPart] = {}
         shares = dict(self._shares(metadata))
-        for name, emitter in self._inputs.items():
-            if name in shares:
-                emit = emitter.emit_records if flagged else emitter.emit_batch
-                rows = emit(replace(attempt, source_metadata=shares[name]), shares[name])
-                expected, replayed = partial(emitter.expected_rows, shares[name]), emitter.replayed_columns(shares[name])
-                parts[name] = BatchPart(rows, "input", expected, replayed)
-            elif with_idle:
-                parts[name] = BatchPart(self._spark.createDataFrame([], emitter.row_schema()), "idle", lambda: 0)
-        return {**parts, **self._reference_parts(attempt, shares)}
+        parts = {
+            name: emitter.emit_parts(replace(attempt, source_metadata=shares[name]), shares[name], flagged=flagged)[""]
+            for name, emitter in self._inputs.items()
+            if name in shares
+        }
+        return self._completed(parts, attempt, shares, with_idle=with_idle)
 
     def replay_parts(self, attempt: "Attempt", waiting: Waiting, *, with_idle: bool = True) -> Mapping[str, BatchPart]:
         """Return the records of each input that has some in the batch, and the references; `with_idle` adds other inputs."""
-        shares, records = dict(self._shares(attempt.source_metadata)), attempt.source_metadata["records"]
         before = (attempt.source_metadata["source"] or {}).get(INPUTS) or {}
         parts: dict[str, BatchPart] = {}
-        for name in records:
+        for name in attempt.source_metadata["records"]:
             emitter = self.of_input(name)
             replayed = emitter.replayed_columns(before.get(name) or {})
             parts[name] = BatchPart(waiting(name, emitter), "input", lambda: None, replayed)
-        for name, emitter in self._inputs.items():
-            if with_idle and name not in records:
-                parts[name] = BatchPart(self._spark.createDataFrame([], emitter.row_schema()), "idle", lambda: 0)
-        return {**parts, **self._reference_parts(attempt, shares)}
+        return self._completed(parts, attempt, dict(self._shares(attempt.source_metadata)), with_idle=with_idle)
 
-    def _reference_parts(self, attempt: "Attempt", shares: Mapping[str, SourceMetadata]) -> dict[str, BatchPart]:
-        parts: dict[str, BatchPart] = {}
-        for name, reader in self._references.items():
-            rows = reader.emit_batch(replace(attempt, source_metadata=shares[name]), shares[name])
-            parts[name] = BatchPart(rows, "reference", partial(reader.expected_rows, shares[name]))
-        return parts
+    def _completed(
+        self, parts: dict[str, BatchPart], attempt: "Attempt", shares: Mapping[str, SourceMetadata], *, with_idle: bool
+    ) -> dict[str, BatchPart]:
+        """Return these inputs with the others, which have no rows, if they are wanted; and with the references."""
+        completed = {
+            name: parts.get(name) or BatchPart(self._spark.createDataFrame([], emitter.row_schema()), "idle", lambda: 0)
+            for name, emitter in self._inputs.items()
+            if name in parts or with_idle
+        }
+        for name, emitter in self._references.items():
+            its_attempt = replace(attempt, source_metadata=shares[name])
+            completed[name] = replace(emitter.emit_parts(its_attempt, shares[name], flagged=False)[""], role="reference")
+        return completed
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows of all inputs, if they have the same columns."""

@@ -16,13 +16,15 @@ from psycopg2 import sql
 from pyarrow import csv
 
 from tidegate.jobs.sources import Emitter
+from tidegate.jobs.sources.postgres.source import PostgresTable
 from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, transaction
 from tidegate.jobs.sources.postgres.table_origin import check_same_origin, read_origin
 from tidegate.jobs.sources.postgres.table_query import Position, TableQuery, count_rows, range_in_words
-from tidegate.jobs.spark.task_connections import on_executor
+from tidegate.jobs.spark.task_connections import conninfo_of_tasks, on_executor
 from tidegate.jobs.spark.task_errors import reported
 from tidegate.state_store.base.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
-from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,20 +46,14 @@ KeyRange = tuple[Position | None, Position]
 class PostgresReader(Emitter):
     """Reads the range that the metadata names, with one connection per part."""
 
-    def __init__(
-        self,
-        spark: "SparkSession",
-        query: TableQuery,
-        kind: SourceKind,
-        *,
-        conninfo: dict[str, Any],
-        executors_conninfo: dict[str, Any],
-    ) -> None:
+    def __init__(self, source: PostgresTable, spark: "SparkSession", settings: Settings) -> None:
         self._spark = spark
-        self._query = query
-        self._kind = kind
-        self._conninfo = conninfo
-        self._executors_conninfo = executors_conninfo
+        self._query = source.selection
+        self._kind = source.kind
+        self._conninfo = self._executors_conninfo = source.conninfo(settings, "read")
+        if source.connection is None:
+            named = {"application_name": self._conninfo["application_name"]}
+            self._executors_conninfo = {**conninfo_of_tasks(settings), **named}
 
     def row_schema(self) -> str:
         """Return the declared columns."""

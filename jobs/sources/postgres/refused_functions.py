@@ -7,10 +7,7 @@ A function that returns a single value is not looked for: many queries call such
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
-
-from psycopg2 import sql
 
 from tidegate.jobs.sources.postgres.table_origin import Origin
 from tidegate.jobs.sources.postgres.table_query import TableQuery
@@ -46,15 +43,16 @@ def check_functions(cursor: Any, query: TableQuery, origin: Origin) -> None:
             f"{query.name} reads no table that Tidegate can see, so it cannot wait for transactions that still write rows. "
             f"{_ADVICE}, if a function reads one."
         )
-    requested = sql.SQL(", ").join(map(sql.Identifier, query.columns))
-    cursor.execute(sql.SQL("EXPLAIN (VERBOSE, FORMAT JSON) SELECT {} FROM {}").format(requested, query.relation))
-    [plan] = cursor.fetchone()[0]
-    if across := _across_rows(plan["Plan"]):
+    nodes = query.plan_nodes(cursor, query.columns)
+    if across := _across_rows(nodes[0]):
         raise SourceUnreadable(
             f"{query.name} has {across}: what it returns below a position changes as rows come, and is not read again. Read "
             "the rows themselves; the pipeline's states aggregate them, and max_rows bounds a batch."
         )
-    calls = {call for expression in _row_expressions(plan["Plan"]) for call in _CALL.findall(_TEXT.sub("''", expression))}
+    # What returns rows: after FROM, or in the list after SELECT.
+    returning = [node["Function Call"] for node in nodes if node["Node Type"] == "Function Scan"]
+    returning += [text for node in nodes if node["Node Type"] == "ProjectSet" for text in node["Output"]]
+    calls = {call for expression in returning for call in _CALL.findall(_TEXT.sub("''", expression))}
     if not calls:
         return
     schemas, names = zip(*((_unquoted(schema) or None, _unquoted(name)) for schema, name in calls), strict=True)
@@ -64,16 +62,6 @@ def check_functions(cursor: Any, query: TableQuery, origin: Origin) -> None:
             f"{query.name} calls {' and '.join(reading)}, and Tidegate does not see which tables are read there, so it cannot "
             f"wait for transactions that still write rows. {_ADVICE}; or declare the function IMMUTABLE, if it reads none."
         )
-
-
-def _row_expressions(node: dict[str, Any]) -> Iterator[str]:
-    """Yield the expressions that return rows in a plan: after FROM, or in the list after SELECT."""
-    if node["Node Type"] == "Function Scan":
-        yield node["Function Call"]
-    if node["Node Type"] == "ProjectSet":
-        yield from node["Output"]
-    for child in node.get("Plans", []):
-        yield from _row_expressions(child)
 
 
 def _across_rows(node: dict[str, Any]) -> str | None:

@@ -18,11 +18,10 @@ from typing import Any, Literal
 
 from tidegate.jobs.sources import Dataset, Source
 from tidegate.jobs.sources.column_types import check_names
-from tidegate.jobs.sources.postgres.postgres_types import readable_type
 from tidegate.jobs.sources.postgres.settled_rows import long_open
 from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, conninfo_of, transaction
 from tidegate.jobs.sources.postgres.table_origin import read_origin
-from tidegate.jobs.sources.postgres.table_query import TableQuery, shown, table_of
+from tidegate.jobs.sources.postgres.table_query import TableQuery, readable_type, shown, table_of
 from tidegate.state_store.base.errors import SourceUnreadable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata

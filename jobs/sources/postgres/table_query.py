@@ -1,4 +1,4 @@
-"""A Postgres table or query in SQL: the relation, its columns, and the conditions and positions of ranges of its key.
+"""A Postgres table or query in SQL: the relation, its columns and their types, conditions and positions of ranges of its key.
 
 The planner of ranges, and Spark's executors, which read them, both use this. A position is the key's values as
 text, in a form that loses nothing (numbers with all digits, times in UTC with microseconds); Postgres reads it back as the
@@ -6,13 +6,13 @@ column's own type.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from psycopg2 import sql
 
-from tidegate.jobs.sources.column_types import SparkType, columns_of
-from tidegate.jobs.sources.postgres.postgres_types import takes
+from tidegate.jobs.sources.column_types import SparkType, columns_of, parse_type
 from tidegate.state_store.base.errors import SourceUnreadable, TidegateError
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
@@ -21,6 +21,21 @@ Position = list[str]
 _QUOTED, _PLAIN = r'"(?:[^"]|"")+"', r'[^\s".]+'
 _TABLE = re.compile(rf"({_QUOTED}|{_PLAIN})(?:\.({_QUOTED}|{_PLAIN}))?")
 _SHOWN_QUERY_CHARACTERS = 60
+_INTEGERS = ("smallint", "integer", "bigint")
+# Postgres types, by name, that Spark's families of types, and its two floats, take without loss. A text takes any type, as
+# Postgres prints it.
+_ACCEPTED: dict[str, tuple[str, ...]] = {
+    "integer": _INTEGERS,
+    "decimal": (*_INTEGERS, "numeric", "real", "double precision"),  # the latter by the digits that Postgres prints
+    "float": ("smallint", "real"),  # 24 bits hold each smallint
+    "double": ("smallint", "integer", "real", "double precision"),  # 53 bits hold each integer, and not each bigint
+    "boolean": ("boolean",),
+    "date": ("date",),
+    "timestamp": ("timestamp with time zone",),
+    "timestamp_ntz": ("timestamp without time zone",),
+    "binary": ("bytea",),
+}
+_READABLE = "tinyint, smallint, int, bigint, decimal, float, double, boolean, date, timestamp, timestamp_ntz, binary, string"
 
 
 @dataclass(frozen=True)
@@ -103,7 +118,7 @@ class TableQuery:
         )
         names = dict(cursor.fetchall())
         for column, (name, kind) in zip(description, self.columns.items(), strict=True):
-            if not takes(kind, names[column.type_code]):
+            if not _takes(kind, names[column.type_code]):
                 raise complaint(
                     f"{self.name}: column {name} is {names[column.type_code]}, which cannot be read as {kind.name}. "
                     "Correct the schema and raise the pipeline's version, or cast the column in a query."
@@ -113,10 +128,42 @@ class TableQuery:
             for c, name in zip(description, self.columns, strict=True)
         }
 
+    def plan_nodes(self, cursor: Any, columns: Iterable[str]) -> list[dict[str, Any]]:
+        """Return the nodes of Postgres' plan for reading these columns, with their expressions."""
+        requested = sql.SQL(", ").join(map(sql.Identifier, columns))
+        cursor.execute(sql.SQL("EXPLAIN (VERBOSE, FORMAT JSON) SELECT {} FROM {}").format(requested, self.relation))
+        nodes = [plan["Plan"] for plan in cursor.fetchone()[0]]
+        for node in nodes:  # grows meanwhile
+            nodes += node.get("Plans", [])
+        return nodes
+
     def _compared(self, operator: str, position: Position) -> sql.Composable:
         # Untyped literals take the type of the column that they are compared with.
         values = sql.SQL(", ").join(map(sql.Literal, position))
         return sql.SQL("({}) {} ({})").format(self.keys, sql.SQL(operator), values)
+
+
+def readable_type(text: str) -> SparkType:
+    """Return the Spark type of this name, which a column of Postgres is read as.
+
+    Raises: ValueError if no column can become it without loss.
+    """
+    advice = (
+        f"Use one of {_READABLE}; declare anything else string, which is how Postgres prints it, and parse it in the transform."
+    )
+    try:
+        declared = parse_type(text)
+    except ValueError as error:
+        raise ValueError(f"{error}. {advice}") from None
+    if declared.parts:
+        raise ValueError(f"{text!r} is not read from Postgres. {advice}")
+    return declared
+
+
+def _takes(declared: SparkType, postgres_type: str) -> bool:
+    """Return whether every value of a Postgres type that fits a declared type arrives unchanged."""
+    name = declared.alias if declared.family == "float" else declared.family
+    return name == "text" or postgres_type in _ACCEPTED[name]
 
 
 def table_of(text: str) -> tuple[str, ...]:

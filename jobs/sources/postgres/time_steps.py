@@ -6,10 +6,7 @@ assign the column.
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
-
-from psycopg2 import sql
 
 from tidegate.jobs.sources.postgres.table_query import ResultColumn, TableQuery
 from tidegate.state_store.base.errors import SourceUnreadable
@@ -58,10 +55,7 @@ def step_seconds(cursor: Any, query: TableQuery, key: ResultColumn, tables: list
     """
     cursor.execute(_TYPE_MODIFIER, [key.table, key.number])
     (modifier,) = cursor.fetchone()
-    cursor.execute(
-        sql.SQL("EXPLAIN (VERBOSE, FORMAT JSON) SELECT {} FROM {}").format(sql.Identifier(query.key[0]), query.relation)
-    )
-    read = list(_outputs(cursor.fetchone()[0][0]["Plan"]))
+    read = [text for node in query.plan_nodes(cursor, query.key[:1]) for text in node.get("Output", [])]
     cursor.execute(_WRITTEN, {"tables": tables, "column": query.key[0]})
     expressions = [*read, *(text for (text,) in cursor.fetchall())]
     steps = {found[0]: _step_of(cursor, found) for text in expressions for found in _ROUNDED.finditer(text)}
@@ -75,12 +69,6 @@ def step_seconds(cursor: Any, query: TableQuery, key: ResultColumn, tables: list
                 "round it in the transform."
             )
     return max([0 if modifier is None or modifier < 0 else 10.0**-modifier, *(step for step in steps.values() if step)])
-
-
-def _outputs(node: dict[str, Any]) -> Iterator[str]:
-    yield from node.get("Output", [])
-    for child in node.get("Plans", []):
-        yield from _outputs(child)
 
 
 def _step_of(cursor: Any, found: re.Match[str]) -> float | None:
