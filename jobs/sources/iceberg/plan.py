@@ -74,7 +74,7 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         """
         history = self._table.history()
         snapshot = history[-1] if history else None
-        files = list(islice(self._table.all_in(snapshot, 0), most_files)) if snapshot else []
+        files = list(islice(self._table.files(snapshot, 0, whole=True), most_files)) if snapshot else []
         if len(roots := {file.root for file in files} or {self._table.root}) > 1:
             raise SourceUnreadable(
                 f"{self._source.table} has files below {' and '.join(sorted(roots))}: such a table cannot be a reference. "
@@ -92,17 +92,15 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         if previous is None or self._begins_again(previous):
             following = self._begin(history)
             if self._source.starting_snapshot is None and history:
-                yield from self._files_in(history[-1], 0)
+                yield from self._rest_of(history[-1], 0, whole=True)
         else:
             position = Position(**{name: previous[name] for name in Position.__dataclass_fields__})
             following = self._after(position, history)
             if position.taken is not None:
-                snapshot = self._snapshot_in_progress(position)
-                rest = self._files_in if position.whole else self._files_added
-                yield from rest(snapshot, position.taken)
+                yield from self._rest_of(self._snapshot_in_progress(position), position.taken, whole=position.whole)
         for snapshot in following:
             if self._is_to_be_read(snapshot):
-                yield from self._files_added(snapshot, 0)
+                yield from self._rest_of(snapshot, 0, whole=False)
             else:
                 yield None, Position(table.uuid, str(snapshot.snapshot_id))
 
@@ -164,24 +162,12 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
             )
         return snapshot
 
-    def _files_in(self, snapshot: "Snapshot", taken: int) -> Iterator[tuple[DataFile | None, Position]]:
-        """Yield the files that a snapshot has, except for the first ones."""
-        total = self._table.count_all(snapshot)
-        yield from self._with_positions(self._table.all_in(snapshot, taken), snapshot, taken, total, whole=True)
-
-    def _files_added(self, snapshot: "Snapshot", taken: int) -> Iterator[tuple[DataFile | None, Position]]:
-        """Yield the files that a snapshot adds, except for the first ones."""
-        total = self._table.effect(snapshot).adds
-        yield from self._with_positions(self._table.added(snapshot, taken), snapshot, taken, total, whole=False)
-
-    def _with_positions(
-        self, files: Iterator[DataFile], snapshot: "Snapshot", taken: int, total: int, *, whole: bool
-    ) -> Iterator[tuple[DataFile | None, Position]]:
-        """Yield each file with the position after it; none, once, for a snapshot that has none."""
-        uuid, name = self._table.uuid, str(snapshot.snapshot_id)
+    def _rest_of(self, snapshot: "Snapshot", taken: int, *, whole: bool) -> Iterator[tuple[DataFile | None, Position]]:
+        """Yield the files that a snapshot has, or adds, after the first, each with its position; none, once, if it has none."""
+        uuid, name, total = self._table.uuid, str(snapshot.snapshot_id), self._table.count(snapshot, whole=whole)
         if not total:
             yield None, Position(uuid, name)
-        for number, file in enumerate(files, start=taken + 1):
+        for number, file in enumerate(self._table.files(snapshot, taken, whole=whole), start=taken + 1):
             yield file, Position(uuid, name, whole, None if number == total else number)
 
     def _is_to_be_read(self, snapshot: "Snapshot") -> bool:

@@ -28,6 +28,8 @@ FILE_SCHEMES = {"file:": "", "s3://": "s3a://", "s3n://": "s3a://"}  # as a cata
 NAME_MAPPING = "schema.name-mapping.default"  # a table with it may have files that other programs wrote
 DATA_PATH = "write.data.path"
 NAMES_DATA = 0  # a manifest's content
+# The states of a manifest's files: new in its snapshot, there, gone.
+ADDED, THERE, DELETED = ("ADDED",), ("ADDED", "EXISTING"), ("DELETED",)
 
 
 @dataclass(frozen=True)
@@ -137,71 +139,46 @@ class IcebergTable:
 
         Raises: RangeExpired, SourceUnreadable.
         """
-        adds = removes = 0
-        for manifest in self._own_manifests(snapshot):
-            added, deleted = manifest.added_files_count, manifest.deleted_files_count
-            if added is None or deleted is None:
-                states = [entry.status.name for entry in self._entries(manifest)]
-                added, deleted = states.count("ADDED"), states.count("DELETED")
-            if _has_data(manifest):
-                adds, removes = adds + added, removes + deleted
-            else:
-                removes += added
+        removes = sum(self._count(each, *(DELETED if _has_data(each) else ADDED)) for each in self._own_manifests(snapshot))
         operation = snapshot.summary.operation.value if snapshot.summary else "an unknown operation"
-        return Effect(operation, adds, removes)
+        return Effect(operation, self.count(snapshot, whole=False), removes)
 
-    def added(self, snapshot: "Snapshot", after: int) -> Iterator[DataFile]:
-        """Yield the data files that a snapshot adds, in the order of its manifests, except for the first ones.
+    def count(self, snapshot: "Snapshot", *, whole: bool) -> int:
+        """Return the number of data files that a snapshot has, as a whole, or adds.
 
         Raises: RangeExpired, SourceUnreadable.
         """
-        for manifest in filter(_has_data, self._own_manifests(snapshot)):
-            count = manifest.added_files_count
-            if count is None or count > after:
-                entries = [entry for entry in self._entries(manifest) if entry.status.name == "ADDED"]
-                yield from self._data_files(manifest, entries, count, after)
-                count = len(entries)
-            after = max(0, after - count)
+        manifests, states = (self._manifests(snapshot), THERE) if whole else (self._own_manifests(snapshot), ADDED)
+        return sum(self._count(each, *states) for each in manifests if _has_data(each))
 
-    def all_in(self, snapshot: "Snapshot", after: int) -> Iterator[DataFile]:
-        """Yield the data files that a snapshot has, in the order of its manifests, except for the first ones.
+    def files(self, snapshot: "Snapshot", after: int, *, whole: bool) -> Iterator[DataFile]:
+        """Yield the data files that a snapshot has, or adds, in the order of its manifests, except for the first ones.
 
-        Raises: RangeExpired; SourceUnreadable, before the first file if there are deletes of single rows.
+        Raises: RangeExpired; SourceUnreadable, before the first file if there are deletes of single rows in the whole.
         """
-        manifests = self._manifests(snapshot)
-        if any(not _has_data(manifest) and self._count(manifest) for manifest in manifests):
+        manifests, states = (self._manifests(snapshot), THERE) if whole else (self._own_manifests(snapshot), ADDED)
+        if whole and any(not _has_data(each) and self._count(each, *THERE) for each in manifests):
             raise SourceUnreadable(
                 f"{self.name} has deletes of single rows in snapshot {snapshot.snapshot_id}, which are not read here. Let "
                 "rewrite_data_files (delete-file-threshold 1) and rewrite_position_delete_files apply them, or begin with what "
                 "is added later: starting_snapshot."
             )
         for manifest in filter(_has_data, manifests):
-            count = self._count(manifest)
+            count = self._count(manifest, *states)
             if count > after:
-                entries = [entry for entry in self._entries(manifest) if entry.status.name != "DELETED"]
-                yield from self._data_files(manifest, entries, count, after)
+                entries = [entry for entry in self._entries(manifest) if entry.status.name in states]
+                if count != len(entries):
+                    raise SourceUnreadable(
+                        f"{manifest.manifest_path} of {self.name} names {len(entries)} files, and {count} by its list of "
+                        "manifests."
+                    )
+                yield from map(self._data_file, entries[after:])
             after = max(0, after - count)
 
-    def _data_files(
-        self, manifest: "ManifestFile", entries: "Sequence[ManifestEntry]", count: int | None, after: int
-    ) -> Iterator[DataFile]:
-        """Yield the data files of a manifest's entries, except for the first ones."""
-        if count not in (None, len(entries)):
-            raise SourceUnreadable(
-                f"{manifest.manifest_path} of {self.name} names {len(entries)} files, and {count} by its list of manifests."
-            )
-        yield from map(self._data_file, entries[after:])
-
-    def count_all(self, snapshot: "Snapshot") -> int:
-        """Return the number of data files that a snapshot has."""
-        return sum(map(self._count, filter(_has_data, self._manifests(snapshot))))
-
-    def _count(self, manifest: "ManifestFile") -> int:
-        """Return the number of files that a manifest has in its snapshot."""
-        added, existing = manifest.added_files_count, manifest.existing_files_count
-        if added is None or existing is None:
-            return sum(entry.status.name != "DELETED" for entry in self._entries(manifest))
-        return added + existing
+    def _count(self, manifest: "ManifestFile", *states: str) -> int:
+        """Return the number of a manifest's files in these states, by the list of manifests or, without it there, its own."""
+        counts = [getattr(manifest, f"{state.lower()}_files_count") for state in states]
+        return sum(entry.status.name in states for entry in self._entries(manifest)) if None in counts else sum(counts)
 
     def _own_manifests(self, snapshot: "Snapshot") -> list["ManifestFile"]:
         """Return the manifests in which a snapshot says what it does; the others are those of earlier ones."""
@@ -210,12 +187,9 @@ class IcebergTable:
     def _manifests(self, snapshot: "Snapshot") -> list["ManifestFile"]:
         """Return a snapshot's manifests; those of the last one asked for are kept."""
         if self._listed[0] != snapshot.snapshot_id:
-            self._listed = snapshot.snapshot_id, self._list_manifests(snapshot)
+            with self._reading(snapshot.manifest_list):
+                self._listed = snapshot.snapshot_id, snapshot.manifests(self._table.io)
         return self._listed[1]
-
-    def _list_manifests(self, snapshot: "Snapshot") -> list["ManifestFile"]:
-        with self._reading(snapshot.manifest_list):
-            return snapshot.manifests(self._table.io)
 
     def _entries(self, manifest: "ManifestFile") -> list["ManifestEntry"]:
         with self._reading(manifest.manifest_path):

@@ -241,8 +241,8 @@ MUTANTS = (
         "return history[numbers.index(last) [-+ 1 -]:]",
         f"{OF_ICEBERG}::test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table",
     ),
-    ICEBERG("the-place-in-an-iceberg-snapshot-is-one-file-back", "I12", "IcebergCoordinator._with_positions")(
-        "enumerate(files, start=taken[- + 1-])", f"{OF_ICEBERG}::test_a_place_in_a_snapshot_is_a_number_of_files"
+    ICEBERG("the-place-in-an-iceberg-snapshot-is-one-file-back", "I12", "IcebergCoordinator._rest_of")(
+        "whole=whole), start=taken[- + 1-])", f"{OF_ICEBERG}::test_a_place_in_a_snapshot_is_a_number_of_files"
     ),
     ICEBERG("another-iceberg-table-of-the-name-is-read-on", "I11", "IcebergCoordinator._after")(
         "if [-table.uuid != position.table-]{+not table.uuid+}:", f"{OF_ICEBERG}::test_another_table_of_the_name_stops_planning"
