@@ -8,8 +8,9 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tidegate.jobs.sources import Coordinator, Source
 from tidegate.jobs.sources.data_files import DataFilesCoordinator
@@ -107,9 +108,11 @@ def keep(path: Path, file: Mapping[str, Any], folder: Path, within: Path | None)
     name = f"{file['sha256']}/{file['name']}"
     target = folder / name
     try:
-        is_there = target.exists() and target.stat().st_size == file["size"]
-        if not is_there and not _copy(path, target, file["sha256"], within):
-            return None
+        if not target.exists() or target.stat().st_size != file["size"]:
+            with open_file(path, within) as content:
+                copy = partial(shutil.copyfileobj, content)
+                if _write(folder, copy, lambda sha256: target if sha256 == file["sha256"] else None) is None:
+                    return None
     except OSError as error:
         raise SourceUnreadable(
             f"{path} cannot be copied to {folder}: {error.strerror}. Let the account that plans read the one and write the "
@@ -123,9 +126,16 @@ def keep_rows(schema: "pa.Schema", rows: "Iterable[pa.RecordBatch]", folder: Pat
 
     Raises: SourceUnreadable if the folder cannot be written; the errors of the rows.
     """
+    import pyarrow.parquet as pq  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+
+    def write(file: IO[bytes]) -> None:
+        with pq.ParquetWriter(file, schema) as writer:
+            for batch in rows:
+                writer.write_batch(batch)
+
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        target = _write(schema, rows, folder)
+        target = _write(folder, write, lambda sha256: folder / sha256 / ROWS)
+        assert target is not None
         status = target.stat()
     except OSError as error:
         raise SourceUnreadable(
@@ -135,41 +145,20 @@ def keep_rows(schema: "pa.Schema", rows: "Iterable[pa.RecordBatch]", folder: Pat
     return {"name": str(target.relative_to(folder)), **entry, "sha256": target.parent.name}
 
 
-def _write(schema: "pa.Schema", rows: "Iterable[pa.RecordBatch]", folder: Path) -> Path:
-    """Write rows into a Parquet file, and return it: a file in a folder that has its digest as its name."""
-    import pyarrow.parquet as pq  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
-
+def _write(folder: Path, write: Callable[[IO[bytes]], object], place_of: Callable[[str], Path | None]) -> Path | None:
+    """Write a file, and return it: it gets the place of its digest once it is complete, unless it is there, or has no place."""
+    folder.mkdir(parents=True, exist_ok=True)
     part = folder / PART.format(uuid.uuid4().hex)
     try:
         with part.open("wb") as file:
-            with pq.ParquetWriter(file, schema) as writer:
-                for batch in rows:
-                    writer.write_batch(batch)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         with open_file(part) as content:
-            target = folder / digest_of(content) / ROWS
-        if not target.exists():
-            target.parent.mkdir(exist_ok=True)
+            target = place_of(digest_of(content))
+        if target is not None and not (target.exists() and target.stat().st_size == part.stat().st_size):
+            target.parent.mkdir(parents=True, exist_ok=True)
             part.replace(target)
+        return target
     finally:
         part.unlink(missing_ok=True)
-    return target
-
-
-def _copy(path: Path, target: Path, sha256: str, within: Path | None) -> bool:
-    """Copy a file; give the copy its name, and return True, only if it has the expected content."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(PART.format(uuid.uuid4().hex))
-    try:
-        with open_file(path, within) as content, part.open("wb") as copy:
-            shutil.copyfileobj(content, copy)
-            copy.flush()
-            os.fsync(copy.fileno())
-        with open_file(part) as copied:
-            if digest_of(copied) != sha256:
-                return False
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-    return True
