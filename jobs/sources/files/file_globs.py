@@ -5,7 +5,7 @@ it says so itself: ``_*.csv``, ``{_,}*.csv``, ``*.part``.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import translate
 from functools import cache
 from itertools import islice, pairwise
@@ -27,7 +27,8 @@ _FOREIGN = (
     (re.compile(r"\\"), "no backslash: write [*] for the sign *, and / between folders"),
 )
 
-GlobPosition = tuple[int, int]
+# The rest of an alternative, from some folder on: the names that are to be found there, one in the other.
+GlobPosition = tuple[str, ...]
 
 
 class Glob:
@@ -47,60 +48,37 @@ class Glob:
         self._alternatives = [_names(alternative) for alternative in dict.fromkeys(alternatives)]
 
     def start(self) -> frozenset[GlobPosition]:
-        """Return the positions, (alternative, name in it), that match names in the source folder itself."""
-        return self._with_optional((number, 0) for number in range(len(self._alternatives)))
+        """Return the positions that match names in the source folder itself."""
+        return _with_optional(self._alternatives)
 
     def below(self, positions: frozenset[GlobPosition], name: str, *, strict: bool = True) -> frozenset[GlobPosition]:
         """Return the positions that match names in this folder; none if the glob does not lead into it.
 
         Without `strict`, names that writers reserve are names like any other.
         """
-        inside = set()
-        for number, position in positions:
-            part, is_last = self._alternatives[number][position], position == len(self._alternatives[number]) - 1
+        inside = []
+        for position in positions:
+            part, rest = position[0], position[1:]
             if part == "**":
-                if not strict or not _is_hidden(name):
-                    inside.add((number, position))
-            elif not is_last and self._takes(part, name, strict=strict):
-                inside.add((number, position + 1))
-        return self._with_optional(inside)
+                inside += [] if strict and _is_hidden(name) else [position]
+            elif rest and _takes(part, name, strict=strict):
+                inside.append(rest)
+        return _with_optional(inside)
 
-    def takes(self, positions: frozenset[GlobPosition], name: str) -> bool:
+    def takes(self, positions: Iterable[GlobPosition], name: str) -> bool:
         """Return whether the glob takes a file of this name."""
-        return self._is_taken(self._last_parts(positions), name)
+        return any(_takes(part, name) and _is_finished(part, name) for part, *rest in positions if not rest)
 
     def takes_somewhere(self, name: str) -> bool:
         """Return whether the glob takes a file of this name in some folder."""
-        return self._is_taken((names[-1] for names in self._alternatives), name)
-
-    def _is_taken(self, last: Iterator[str], name: str) -> bool:
-        return any(self._takes(part, name, strict=True) and _is_finished(part, name) for part in last)
+        return self.takes([alternative[-1:] for alternative in self._alternatives], name)
 
     def why_not(self, positions: frozenset[GlobPosition], name: str) -> str:
         """Return why the glob does not take a file of this name."""
-        if not any(self._takes(part, name, strict=False) for part in self._last_parts(positions)):
+        last = [part for part, *rest in positions if not rest]
+        if not any(_takes(part, name, strict=False) for part in last):
             return f"does not match {self.pattern}"
-        return HIDDEN if not any(self._takes(part, name, strict=True) for part in self._last_parts(positions)) else UNFINISHED
-
-    def _last_parts(self, positions: frozenset[GlobPosition]) -> Iterator[str]:
-        for number, position in positions:
-            if position == len(self._alternatives[number]) - 1:
-                yield self._alternatives[number][position]
-
-    def _takes(self, part: str, name: str, *, strict: bool) -> bool:
-        if strict and _is_hidden(name) and part[0] != name[0]:
-            return False
-        return _compiled(part).match(name) is not None
-
-    def _with_optional(self, positions: Iterator[GlobPosition] | set[GlobPosition]) -> frozenset[GlobPosition]:
-        """Return these positions, and those after a ``**``, which may stand for no folder at all."""
-        opened = set()
-        for number, position in positions:
-            opened.add((number, position))
-            while self._alternatives[number][position] == "**":
-                position += 1  # noqa: PLW2901 - "**" is never the last
-                opened.add((number, position))
-        return frozenset(opened)
+        return UNFINISHED if any(_takes(part, name) for part in last) else HIDDEN
 
 
 def _check_signs(pattern: str) -> None:
@@ -134,13 +112,22 @@ def _check_names(pattern: str, names: list[str]) -> None:
         raise ValueError(f"the glob {pattern} is not read: it can have ** only as the name of a folder, as in **/*.json")
 
 
-def _names(alternative: str) -> list[str]:
-    """Return the names between the slashes; several ``**`` in a row become one."""
-    names: list[str] = []
-    for name in alternative.split("/"):
-        if name != "**" or names[-1:] != ["**"]:
-            names.append(name)
-    return [*names, "*"] if names[-1] == "**" else names
+def _names(alternative: str) -> GlobPosition:
+    """Return the names between the slashes; several ``**`` in a row become one, which is never the last."""
+    names = alternative.split("/")
+    once = [name for name, before in zip(names, [None, *names], strict=False) if not name == before == "**"]
+    return (*once, "*") if once[-1] == "**" else tuple(once)
+
+
+def _with_optional(positions: Collection[GlobPosition]) -> frozenset[GlobPosition]:
+    """Return these positions, and those after a ``**``, which may stand for no folder at all."""
+    return frozenset(positions) | {position[1:] for position in positions if position[0] == "**"}
+
+
+def _takes(part: str, name: str, *, strict: bool = True) -> bool:
+    if strict and _is_hidden(name) and part[0] != name[0]:
+        return False
+    return _compiled(part).match(name) is not None
 
 
 def _expanded(pattern: str) -> Iterator[str]:
