@@ -149,7 +149,7 @@ def by_own_tasks(
     reader: ParquetReader, attempt: Attempt, metadata: Mapping[str, Any], *, flagged: bool = False
 ) -> list[dict[str, Any]]:
     """Return the rows of Parquet files by the tasks that read what Spark's own reader would misread."""
-    types = {name: parse_type(kind).arrow for name, kind in {**reader._schema, **reader._partitions.schema}.items()}
+    types = {name: parse_type(kind).arrow for name, kind in reader._columns.items()}
     reader._check_files(attempt, metadata)
     found: list[dict[str, Any]] = []
     for file, footer in zip(reader._files, reader._read_footers(types), strict=True):

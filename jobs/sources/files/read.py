@@ -93,12 +93,13 @@ class FileReader(Emitter):
         self._schema = source.schema
         self._options = source.options
         self._partitions = PartitionColumns(source.partitions, zone_of(source.options))
+        self._columns = {**(source.schema or {"value": "string"}), **source.partitions}  # text has no schema
         self._files: list[BatchFile] = []  # those of the batch; filled by the first read
         self._undeclared: set[str] = set()
 
     def row_schema(self) -> str:
         """Return the declared columns, with partition columns last."""
-        return columns_of({**self._schema, **self._partitions.schema})
+        return columns_of(self._columns)
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> DataFrame:
         """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""

@@ -84,8 +84,7 @@ class ParquetReader(FileReader):
 
     def columns_in(self, file: BatchFile) -> dict[str, str]:
         """Return the declared columns, with types, that a file itself should have: the schema's, and those without a value."""
-        beside = {name: kind for name, kind in self._partitions.schema.items() if name not in file.values}
-        return {**self._schema, **beside}
+        return {name: kind for name, kind in self._columns.items() if name not in file.values}
 
     def _read_footers(self, types: dict[str, pa.DataType]) -> list[Footer]:
         footers = []
@@ -133,7 +132,7 @@ class ParquetReader(FileReader):
             F.lit(None if (value := group.values[name]) is None else str(value)).cast(kind).alias(name)
             if name in group.values
             else F.col(quoted(name))
-            for name, kind in {**self._schema, **self._partitions.schema}.items()
+            for name, kind in self._columns.items()
         ]
         return rows.select(*columns, *hidden) if group.values or hidden else rows
 
@@ -155,20 +154,16 @@ class ParquetReader(FileReader):
         return tasks
 
     def parse_payloads(self, payloads: DataFrame) -> DataFrame:
-        """Parse quarantined rows, which were kept as JSON, by today's schema."""
+        """Parse quarantined rows, which were kept as JSON, by today's schema; those that JSON cannot hold stay there."""
         try:
-            parser = JsonParser({name: parse_type(text) for name, text in {**self._schema, **self._partitions.schema}.items()})
+            parser = JsonParser({name: parse_type(text) for name, text in self._columns.items()})
         except ValueError as error:
-            return self._refused(payloads, f"it cannot be read from JSON: {error}")
+            nothing = [F.lit(None).cast(kind).alias(name) for name, kind in self._columns.items()]
+            refusal = F.lit(f"it cannot be read from JSON: {error}").alias(REFUSAL)
+            return payloads.select(*nothing, ORIGIN, refusal, PAYLOAD)
         return payloads.select(ORIGIN, PAYLOAD).mapInArrow(
             PayloadsReader(parser, PartitionColumns({})), schema_of(parser.types, flagged=True)
         )
-
-    def _refused(self, payloads: DataFrame, reason: str) -> DataFrame:
-        """Return rows that stay in quarantine, without values."""
-        columns = {**self._schema, **self._partitions.schema}
-        nothing = [F.lit(None).cast(kind).alias(name) for name, kind in columns.items()]
-        return payloads.select(*nothing, ORIGIN, F.lit(reason).alias(REFUSAL), PAYLOAD)
 
     def explain(self, error: Exception) -> TidegateError | None:
         """Return the error for the file that a Spark error is about."""

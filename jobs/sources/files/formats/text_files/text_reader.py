@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tidegate.jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
-from tidegate.jobs.sources.column_types import columns_of, parse_type, quoted
+from tidegate.jobs.sources.column_types import parse_type, quoted
 from tidegate.jobs.sources.files.formats.file_part_tasks import MISFIT, SHOWN_RECORD_CHARACTERS
 from tidegate.jobs.sources.files.formats.records.csv_records import CsvParser
 from tidegate.jobs.sources.files.formats.records.json_records import GRAMMAR, JsonParser
@@ -45,10 +45,6 @@ class TextFileReader(FileReader):
         self._scans: dict[Place, Scan] = {}
         self._encoding = encoding_of(source.options)
         self._parser = parser_of(source)
-
-    def row_schema(self) -> str:
-        """Return the declared columns, or the one of text, with partition columns last."""
-        return columns_of({**(self._schema or {"value": "string"}), **self._partitions.schema})
 
     def parse_payloads(self, payloads: DataFrame) -> DataFrame:
         """Parse quarantined records by today's schema."""
