@@ -175,6 +175,5 @@ class CsvParser(RecordParser):
         grammar = self.grammar
         if grammar.escape == grammar.quote:
             return quoted.replace(grammar.quote * 2, grammar.quote)
-        for escaped in (grammar.quote, grammar.escape):  # before any other character the escape is data, as in Spark
-            quoted = quoted.replace(grammar.escape + escaped, escaped) if escaped == grammar.quote else quoted
-        return quoted.replace(grammar.escape * 2, grammar.escape)
+        # Before any other character the escape is data, as in Spark.
+        return quoted.replace(grammar.escape + grammar.quote, grammar.quote).replace(grammar.escape * 2, grammar.escape)

@@ -6,7 +6,7 @@ most six digits after the second, and a zone; a number is written with ASCII dig
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -35,6 +35,7 @@ _FORMS: dict[str, str] = {
 }
 # JSON values of these families are converted from their text: strings by their content, numbers as they are written.
 _WRITTEN_AS_TEXT = frozenset({"decimal", "float", "date", "timestamp", "timestamp_ntz"})
+_ONE_BY_ONE = frozenset({"binary", "array", "map", "struct"})
 
 
 def from_texts(kind: SparkType, texts: pa.Array, zone: str = "UTC") -> tuple[pa.Array, dict[int, str]]:
@@ -174,27 +175,20 @@ def from_json(kind: SparkType, values: Sequence[Any], zone: str = "UTC") -> tupl
     A number with a point or an exponent must be a `Number`, and nested values for a text column must be texts: `JsonParser`
     sees to both.
     """
-    values, bad = _accept(kind, values)
-    convert = _CONVERT.get(kind.family)
+    takes, bad = _TAKES[kind.family], dict[int, str]()
+    if not takes.issuperset(map(type, values)):
+        bad = {number: kind.refusal(_shown(value)) for number, value in enumerate(values) if type(value) not in takes}
+        values = [None if number in bad else value for number, value in enumerate(values)]
     if kind.family in _WRITTEN_AS_TEXT:
         column, more = _from_scalars(kind, values, zone)
-    elif convert is not None:
-        column, more = _convert_each(kind, values, zone, convert)
+    elif kind.family in _ONE_BY_ONE:
+        column, more = _from_each(kind, values, zone)
     else:  # Arrow takes the Python values as they are
         try:
             column, more = pa.array(values, kind.arrow), {}
         except (OverflowError, pa.ArrowInvalid, UnicodeEncodeError):
-            column, more = _convert_each(kind, values, zone, _convert_alone)
+            column, more = _from_each(kind, values, zone)
     return column, bad | more
-
-
-def _accept(kind: SparkType, values: Sequence[Any]) -> tuple[Sequence[Any], dict[int, str]]:
-    """Return the values with NULL for those of a type that the column does not take, and these errors by index."""
-    takes = _TAKES[kind.family]
-    if takes.issuperset(map(type, values)):
-        return values, {}
-    bad = {number: kind.refusal(_shown(value)) for number, value in enumerate(values) if type(value) not in takes}
-    return [None if number in bad else value for number, value in enumerate(values)], bad
 
 
 def _from_scalars(kind: SparkType, values: Sequence[Any], zone: str) -> tuple[pa.Array, dict[int, str]]:
@@ -208,24 +202,40 @@ def _from_scalars(kind: SparkType, values: Sequence[Any], zone: str) -> tuple[pa
         return column, bad | lone
 
 
-def _convert_each(
-    kind: SparkType, values: Sequence[Any], zone: str, convert: Callable[[SparkType, Any, str], Any]
-) -> tuple[pa.Array, dict[int, str]]:
+def _from_each(kind: SparkType, values: Sequence[Any], zone: str) -> tuple[pa.Array, dict[int, str]]:
     bad: dict[int, str] = {}
     converted = []
     for number, value in enumerate(values):
         try:
-            converted.append(None if value is None else convert(kind, value, zone))
+            converted.append(None if value is None else _converted(kind, value, zone))
         except ValueError as error:
             converted.append(None)
             bad[number] = str(error)
     return pa.array(converted, kind.arrow), bad
 
 
-def _convert_alone(kind: SparkType, value: Any, zone: str) -> Any:
-    del zone
+def _converted(kind: SparkType, value: Any, zone: str) -> Any:
+    """Return a value as Arrow takes it.
+
+    Raises: ValueError that says why it is none of this type.
+    """
+    parts = [part for _, part in kind.parts]
     try:
+        match kind.family:
+            case "binary":
+                return base64.b64decode(value, validate=True)
+            case "array":
+                return [_inside(parts[0], item, zone) for item in value]
+            case "map":
+                return [(_inside(parts[0], key, zone), _inside(parts[1], item, zone)) for key, item in value.items()]
+            case "struct":
+                lacking = [name for name, _ in kind.parts if name not in value]
+                if lacking and (case := in_another_case(lacking, value)):
+                    raise ValueError(f"it has no field {lacking[0]}{case}")
+                return {name: _inside(part, value.get(name), zone) for name, part in kind.parts}
         pa.array([value], kind.arrow)
+    except binascii.Error:
+        raise ValueError(f"{kind.refusal(value)} in Base64") from None
     except UnicodeEncodeError:
         raise ValueError("half of a surrogate pair stands alone: that is no character") from None
     except (OverflowError, pa.ArrowInvalid):
@@ -233,15 +243,7 @@ def _convert_alone(kind: SparkType, value: Any, zone: str) -> Any:
     return value
 
 
-def _binary(kind: SparkType, value: str, zone: str) -> bytes:
-    del zone
-    try:
-        return base64.b64decode(value, validate=True)
-    except binascii.Error:
-        raise ValueError(f"{kind.refusal(value)} in Base64") from None
-
-
-def _convert_inside(kind: SparkType, value: Any, zone: str) -> Any:
+def _inside(kind: SparkType, value: Any, zone: str) -> Any:
     """Convert one value inside a nested value."""
     if value is None:
         return None
@@ -251,24 +253,6 @@ def _convert_inside(kind: SparkType, value: Any, zone: str) -> Any:
     if bad:
         raise ValueError(bad[0])
     return column[0].as_py()
-
-
-def _array(kind: SparkType, value: list[Any], zone: str) -> list[Any]:
-    return [_convert_inside(kind.parts[0][1], item, zone) for item in value]
-
-
-def _map(kind: SparkType, value: dict[str, Any], zone: str) -> list[tuple[str, Any]]:
-    return [
-        (_convert_inside(kind.parts[0][1], key, zone), _convert_inside(kind.parts[1][1], item, zone))
-        for key, item in value.items()
-    ]
-
-
-def _struct(kind: SparkType, value: dict[str, Any], zone: str) -> dict[str, Any]:
-    lacking = [name for name, _ in kind.parts if name not in value]
-    if lacking and (case := in_another_case(lacking, value)):
-        raise ValueError(f"it has no field {lacking[0]}{case}")
-    return {name: _convert_inside(part, value.get(name), zone) for name, part in kind.parts}
 
 
 def _shown(value: Any) -> Any:
@@ -291,4 +275,3 @@ _TAKES: dict[str, frozenset[type]] = {
     "map": frozenset({_NONE, dict}),
     "struct": frozenset({_NONE, dict}),
 }
-_CONVERT: dict[str, Callable[[SparkType, Any, str], Any]] = {"binary": _binary, "array": _array, "map": _map, "struct": _struct}
