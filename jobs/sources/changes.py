@@ -206,9 +206,10 @@ class ChangesEmitter(Emitter):
             cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(query.relation, condition))
             (rows,) = cursor.fetchone()
         if rows != metadata["rows"]:
+            first = int(metadata["after"][0]) + 1 if metadata["after"] else 1
             raise SourceChanged(
-                f"{query.name} has {rows} row(s) in txids {_range(metadata)}, but {metadata['rows']} when the batch was "
-                "planned. Rows of a committed txid never change: restore the table."
+                f"{query.name} has {rows} row(s) in txids {first} to {metadata['to'][0]}, but {metadata['rows']} when the "
+                "batch was planned. Rows of a committed txid never change: restore the table."
             )
 
     def _find_upstream(self, metadata: SourceMetadata) -> _Upstream:
@@ -346,11 +347,6 @@ def removable(
         after = int(metadata["after"][0]) if metadata.get("after") else 0
         needed[follower.pipeline] = min(after, needed.get(follower.pipeline, after))
     return max(0, min([store.committed(spec.name) - keep, *needed.values()])), needed
-
-
-def _range(metadata: SourceMetadata) -> str:
-    first = int(metadata["after"][0]) + 1 if metadata["after"] else 1
-    return f"{first} to {metadata['to'][0]}"
 
 
 @contextmanager

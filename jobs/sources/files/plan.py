@@ -249,7 +249,11 @@ class FilesCoordinator(Coordinator):
                 raise SourceChanged(
                     f"{path} has counted in txid {txid}, and is gone: to redo the batch would take its rows away. Put it back."
                 )
-            raise _planned_elsewhere(path, current[PLACE])
+            raise SourceChanged(
+                f"There is no {path}: the batch was planned with this file of {current[PLACE]}, and nothing else would read "
+                f"it. Put it there; or declare {current[PLACE]} again until the batch has committed; or give the batch up: "
+                f"{skip_command()}"
+            )
         unlisted = names_not_matching(self._source.glob, others)
         for name, earlier in self._history.taken_files(unlisted, txid) if unlisted and self._history else ():
             with suppress(FileNotFoundError):
@@ -465,11 +469,3 @@ def first_names(names: Sequence[str]) -> str:
     """Return the first names, and the number of further ones."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-
-
-def _planned_elsewhere(path: Place, place: str) -> SourceChanged:
-    """Return the error for a file that a batch was planned with, in another place than the declared one."""
-    return SourceChanged(
-        f"There is no {path}: the batch was planned with this file of {place}, and nothing else would read it. Put it there; "
-        f"or declare {place} again until the batch has committed; or give the batch up: {skip_command()}"
-    )

@@ -126,7 +126,11 @@ class InputsCoordinator(Coordinator):
         These are no partners: what they were joined with would find no row. They are a batch of their own, so that no position
         is lost, and the slices that still wait are planned again by the next batch.
         """
-        moves = {name: following for name, following in slices.items() if self._only_moves(name, following)}
+        moves = {
+            name: following
+            for name, following in slices.items()
+            if self._source.parts[name].kind == "transactional" and not self._source.parts[name].has_rows(following)
+        }
         missing = [name for name in self._source.parts if name not in slices or name in moves]
         if not slices or not missing:
             return slices
@@ -134,11 +138,6 @@ class InputsCoordinator(Coordinator):
         for name in slices.keys() - moves.keys():
             del self._coordinators[name]
         return moves or None
-
-    def _only_moves(self, name: str, following: SourceMetadata) -> bool:
-        """Return whether a slice has no rows, and will have none in any attempt."""
-        part = self._source.parts[name]
-        return part.kind == "transactional" and not part.has_rows(following)
 
     def _slices_again(
         self, txid: int, positions: Mapping[str, SourceMetadata], current: Mapping[str, SourceMetadata]

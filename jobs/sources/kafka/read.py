@@ -130,7 +130,8 @@ class KafkaReader(Emitter):
                     "transform reads them twice, as a join without equal columns does unless one side is marked by broadcast()."
                 )
             if count < end - start and not self._source.gaps:
-                if count < self._count(partition):
+                assert self._rows is not None
+                if count < self._rows.where(F.col("partition") == partition).count():  # by a query of its own
                     raise DeclarationInvalid(
                         f"{where}: Spark read {count} of {end - start} records, because the transform does not read all rows. "
                         "Take limit() and the like out of it: which rows they leave out is not the same each time."
@@ -140,11 +141,6 @@ class KafkaReader(Emitter):
                     "producers use transactions, not every offset is a record: declare gaps=True. Otherwise its brokers have "
                     "lost some."
                 )
-
-    def _count(self, partition: int) -> int:
-        """Count the records of a partition's range with a Spark query of its own."""
-        assert self._rows is not None
-        return int(self._rows.where(F.col("partition") == partition).count())
 
     def _not_utf8(self) -> MalformedRecord:
         """Return the error that names the keys and values that are not UTF-8."""

@@ -70,8 +70,10 @@ class PostgresCoordinator(Coordinator):
         if current_metadata is not None and self._source.kind == "transactional":
             return current_metadata
         after, is_continued = self._position(previous_metadata)
-        if current_metadata is not None and self._follows(current_metadata, after):
-            return current_metadata
+        if current_metadata is not None:
+            saved_for = current_metadata["after"], current_metadata.get("generation", 1)
+            if saved_for == (after, self._source.generation):
+                return current_metadata
         before = previous_metadata if is_continued else None
         with connected(self._conninfo, self._query) as connection:
             if self._survey is None:
@@ -84,10 +86,6 @@ class PostgresCoordinator(Coordinator):
             entries = {name: value for name, value in (previous_metadata or {}).items() if name in _KEPT}
             return {"after": after, "to": after, "splits": [], "rows": 0, **entries, "generation": self._source.generation}
         return following
-
-    def _follows(self, saved: SourceMetadata, after: Position | None) -> bool:
-        """Return whether a saved range begins at this position, in the declared generation."""
-        return (saved["after"], saved.get("generation", 1)) == (after, self._source.generation)
 
     def _position(self, previous: SourceMetadata | None) -> tuple[Position | None, bool]:
         """Return the start of the next range, and whether the table has to be the same as before.

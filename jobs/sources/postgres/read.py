@@ -197,8 +197,10 @@ class _Parser:
 
         Raises: MalformedRecord.
         """
+        types = {name: pa.string() if name in self._binaries else kind for name, kind in self._types.items()}
         try:
-            table = self._typed(block)
+            table = _parsed(block, types)
+            table.validate(full=True)  # parsing accepts a decimal with too many digits before the point
         except pa.ArrowInvalid:
             raise self._refusal(block) from None
         for name in self._binaries:
@@ -206,12 +208,6 @@ class _Parser:
             table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, pa.binary()))
         batches: list[pa.RecordBatch] = table.to_batches()
         return batches
-
-    def _typed(self, block: bytes) -> pa.Table:
-        types = {name: pa.string() if name in self._binaries else kind for name, kind in self._types.items()}
-        table = _parsed(block, types)
-        table.validate(full=True)  # parsing accepts a decimal with too many digits before the point
-        return table
 
     def _refusal(self, block: bytes) -> MalformedRecord:
         """Find the first row that does not fit, by halving, and return its error."""

@@ -118,7 +118,8 @@ class TableQuery:
         )
         names = dict(cursor.fetchall())
         for column, (name, kind) in zip(description, self.columns.items(), strict=True):
-            if not _takes(kind, names[column.type_code]):
+            family = kind.alias if kind.family == "float" else kind.family
+            if family != "text" and names[column.type_code] not in _ACCEPTED[family]:
                 raise complaint(
                     f"{self.name}: column {name} is {names[column.type_code]}, which cannot be read as {kind.name}. "
                     "Correct the schema and raise the pipeline's version, or cast the column in a query."
@@ -158,12 +159,6 @@ def readable_type(text: str) -> SparkType:
     if declared.parts:
         raise ValueError(f"{text!r} is not read from Postgres. {advice}")
     return declared
-
-
-def _takes(declared: SparkType, postgres_type: str) -> bool:
-    """Return whether every value of a Postgres type that fits a declared type arrives unchanged."""
-    name = declared.alias if declared.family == "float" else declared.family
-    return name == "text" or postgres_type in _ACCEPTED[name]
 
 
 def table_of(text: str) -> tuple[str, ...]:

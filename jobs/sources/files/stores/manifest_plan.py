@@ -72,7 +72,8 @@ class ManifestsCoordinator(ObjectsCoordinator):
 
     def _unread(self, previous: SourceMetadata | None) -> Iterator[tuple[_Progress, list[str]]]:
         """Yield each manifest that is not known to be read whole, with its names."""
-        last = self._last(previous)
+        is_of_these = previous is not None and MANIFEST in previous and previous[PLACE] == str(self._manifests)
+        last = _Progress(**previous[MANIFEST]) if previous and is_of_these else None
         if last is not None and last.read < last.of:
             yield self._read_manifest(last.name, last)
         for page in matching_objects(self._manifests, EVERYTHING, last.name if last else None):
@@ -82,11 +83,6 @@ class ManifestsCoordinator(ObjectsCoordinator):
                     logger.warning("%s/%s changed less than %s s ago: not read yet.", self._manifests, name, age)
                     return  # later ones have their turn after it
                 yield self._read_manifest(name, None)
-
-    def _last(self, previous: SourceMetadata | None) -> _Progress | None:
-        if previous is None or MANIFEST not in previous or previous[PLACE] != str(self._manifests):
-            return None
-        return _Progress(**previous[MANIFEST])
 
     def _read_manifest(self, name: str, last: _Progress | None) -> tuple[_Progress, list[str]]:
         """Return how far a manifest was read, and its names; from its beginning, if it is another one than then.

@@ -112,7 +112,7 @@ def read_footer(
     """
     with _open(path) as file:
         schema, metadata, leaves = file.schema_arrow, file.metadata, file.schema
-    types = _without(types, _lacking(schema.names, may_lack))
+    types = _without_lacking(types, schema.names, may_lack)
     _check_names(path, schema.names, types, partitions, advice)
     places = {leaves.column(number).path: number for number in range(len(leaves))}
     all_int96 = {number for number in places.values() if leaves.column(number).physical_type == "INT96"}
@@ -182,14 +182,10 @@ def _check_names(path: Place, names: list[str], declared: Iterable[str], partiti
         )
 
 
-def _lacking(file_columns: list[str], names: Iterable[str]) -> set[str]:
-    """Return the columns that a file lacks, also in another case, in which Spark would take them for the same."""
-    lower = {name.lower() for name in file_columns}
-    return {name for name in names if name.lower() not in lower}
-
-
-def _without(types: dict[str, pa.DataType], names: Collection[str]) -> dict[str, pa.DataType]:
-    return {name: kind for name, kind in types.items() if name not in names}
+def _without_lacking(types: dict[str, pa.DataType], names: list[str], may_lack: Collection[str]) -> dict[str, pa.DataType]:
+    """Return the columns that a file has or must have; one in another case is there, as Spark would take it for the same."""
+    lower = {name.lower() for name in names}
+    return {name: kind for name, kind in types.items() if name not in may_lack or name.lower() in lower}
 
 
 def _first_names(names: list[str]) -> str:

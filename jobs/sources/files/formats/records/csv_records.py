@@ -55,7 +55,11 @@ class CsvParser(RecordParser):
     def parse(self, chunk: Chunk, names: Sequence[str] | None = None) -> tuple[dict[str, pa.Array], dict[int, str]]:
         """Return the columns of some records, and the errors by record index; a value with an error is NULL."""
         names = list(self.kinds) if names is None else names
-        texts, bad = self._texts(chunk, names)
+        table = self._table_by_arrow(chunk, names)
+        if table is None:
+            texts, bad = self._texts_one_by_one(chunk, names)
+        else:
+            texts, bad = {name: table.column(name).combine_chunks() for name in table.column_names}, {}
         columns = {}
         for name, kind in self.kinds.items():
             values = texts[name] if name in texts else pa.nulls(len(chunk), pa.string())  # the file lacks the column
@@ -70,12 +74,6 @@ class CsvParser(RecordParser):
             for number, reason in refused.items():
                 bad.setdefault(number, f"column {name}: {reason}")
         return columns, bad
-
-    def _texts(self, chunk: Chunk, names: Sequence[str]) -> tuple[dict[str, pa.Array], dict[int, str]]:
-        table = self._table_by_arrow(chunk, names)
-        if table is None:
-            return self._texts_one_by_one(chunk, names)
-        return {name: table.column(name).combine_chunks() for name in table.column_names}, {}
 
     def _table_by_arrow(self, chunk: Chunk, names: Sequence[str]) -> pa.Table | None:
         """Return the texts as Arrow reads them; None if it would read others than the grammar says, or refuses a record."""

@@ -78,7 +78,9 @@ class TextFileReader(FileReader):
         """Convert, by Spark, columns with a pattern of the author's, such as dateFormat; refuse misfits."""
         if not self._parser.formatted:
             return rows
-        patterns = {name: self._pattern(name) for name in self._schema if name in self._parser.formatted}
+        kinds, options, zone = self._parser.kinds, named(self._options), zone_of(self._options)
+        formatted = {name: kind for name, kind in kinds.items() if name in self._parser.formatted}
+        patterns = {name: TimePattern(kind.name, kind.family, options, zone) for name, kind in formatted.items()}
         texts = {name: F.col(quoted(name)) for name in self._schema}
         # In steps of their own, because Spark repeats an expression where it is used, and seldom a column.
         reads = {name: F.col(quoted(READ + name)) for name in patterns}
@@ -101,10 +103,6 @@ class TextFileReader(FileReader):
             *map(quoted, self._partitions.schema),
             *(ORIGIN, refusal.alias(REFUSAL), payload.alias(PAYLOAD)),
         )
-
-    def _pattern(self, name: str) -> TimePattern:
-        kind = self._parser.kinds[name]
-        return TimePattern(kind.name, kind.family, named(self._options), zone_of(self._options))
 
     def _refusing(self, rows: DataFrame) -> DataFrame:
         refused = refusal(

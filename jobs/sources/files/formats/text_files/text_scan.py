@@ -149,28 +149,27 @@ class _Keys:
 
 
 def _columns(file: BatchFile, parser: CsvParser, encoding: str, in_folders: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
-    """Return the columns of a CSV file, none if its header is to come and it has no text at all; and the line of its header.
+    """Return the columns of a CSV file, none if it should have a header and has no text at all; and the line of its header.
 
     Raises: MalformedRecord if a declared column is missing or present twice, or folders name one that is there.
     """
-    names, line = _header(file, parser, encoding, in_folders) if parser.has_header else (tuple(parser.kinds), 0)
+    names, line = tuple(parser.kinds), 0
+    if parser.has_header:
+        first = next(chunks(text_of(file.path, encoding, within=file.within), parser.grammar), None)
+        if first is None or not len(first):
+            return (), 0
+        line, record = int(first.lines[0]), first.record(0)
+        found = None if first.bad.get(0) else parser.header(record)
+        where = f"{file.path}, line {line}: the header is {record.decode()[:SHOWN_RECORD_CHARACTERS]}, "
+        if found is None:
+            raise MalformedRecord(f"{where}which is no CSV record: {first.bad.get(0, 'its quotes do not match')}.")
+        _check_missing(parser, found, where, in_folders)
+        if twice := [name for name in parser.kinds if found.count(name) > 1]:
+            raise MalformedRecord(f"{where}in which {twice[0]} comes twice. Rename one of them.")
+        names = tuple(found)
     if twice := [name for name in file.values if name in names]:
         raise MalformedRecord(f"{file.path}: its header has {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
     return names, line
-
-
-def _header(file: BatchFile, parser: CsvParser, encoding: str, in_folders: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
-    first = next(chunks(text_of(file.path, encoding, within=file.within), parser.grammar), None)
-    if first is None or not len(first):
-        return (), 0
-    names = None if first.bad.get(0) else parser.header(first.record(0))
-    where = f"{file.path}, line {int(first.lines[0])}: the header is {first.record(0).decode()[:SHOWN_RECORD_CHARACTERS]}, "
-    if names is None:
-        raise MalformedRecord(f"{where}which is no CSV record: {first.bad.get(0, 'its quotes do not match')}.")
-    _check_missing(parser, names, where, in_folders)
-    if twice := [name for name in parser.kinds if names.count(name) > 1]:
-        raise MalformedRecord(f"{where}in which {twice[0]} comes twice. Rename one of them.")
-    return tuple(names), int(first.lines[0])
 
 
 def _check_missing(parser: CsvParser, names: list[str], where: str, in_folders: Mapping[str, str]) -> None:
