@@ -291,10 +291,7 @@ def _commit(connection: Any, source: Changes, txid: int) -> str | None:
 
 
 def _check_history(connection: Any, source: Changes, metadata: SourceMetadata) -> None:
-    """Refuse a range if the followed pipeline's last commit in it was lost, or made again, or if it is no range of commits.
-
-    Raises: SourceChanged.
-    """
+    """Refuse a range if the followed pipeline's last commit in it was lost, or made again, or if it is no range of commits."""
     if "commit" not in metadata:
         raise SourceChanged(
             f"Changes({source.of!r}): the batches before are of another source, so nothing is known of where this one stands. "
@@ -310,10 +307,7 @@ def _check_history(connection: Any, source: Changes, metadata: SourceMetadata) -
 
 
 def _check_kept(source: Changes, after: int, upstream: _Upstream) -> None:
-    """Refuse to follow changes if some of those that come next were removed.
-
-    Raises: SourceChanged.
-    """
+    """Refuse to follow changes if some of those that come next were removed."""
     if after < upstream.pruned:
         raise SourceChanged(
             f"Changes({source.of!r}): the changes after txid {after} are needed, but some up to txid {upstream.pruned} were "

@@ -184,10 +184,7 @@ class DataFilesCoordinator(Coordinator, Generic[File, Position]):
         raise RangeExpired(f"{place / file.name}, which {gone}, and raise the pipeline's version.")
 
     def _pass_change(self, what: str, effect: str, option: str, advice: str = "") -> None:
-        """Refuse to go on after a log entry that takes rows away, unless an option of the source says to leave such out.
-
-        Raises: SourceChanged.
-        """
+        """Refuse to go on after a log entry that takes rows away, unless an option of the source says to leave such out."""
         what = f"{what} deletes or rewrites rows"
         if not getattr(self._limits, option):
             raise SourceChanged(

@@ -195,10 +195,7 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
                 yield file, Position(table, commit.version, commit.digest, taken=None if number == len(files) else number)
 
     def _check(self, table: Table, version: int) -> None:
-        """Check that the declaration fits the table as of a version.
-
-        Raises: SourceUnreadable.
-        """
+        """Check that the declaration fits the table as of a version."""
         place = f"Version {version} of {self._folder}"
         source = self._source
         if lacking := [name for name in (*source.schema, *source.partitions) if name not in table.columns]:

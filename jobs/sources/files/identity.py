@@ -90,10 +90,7 @@ def file_identity(source: Files, folder: Path, name: str, min_age_seconds: int) 
 
 
 def _check_name(source: Files, path: Place) -> None:
-    """Refuse a file that could never be read, before a batch is planned with it.
-
-    Raises: SourceUnreadable.
-    """
+    """Refuse a file that could never be read, before a batch is planned with it."""
     if UNCHECKED.search(path.name):
         raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
     has_colon = ":" in (path.key if isinstance(path, ObjectPath) else str(path))

@@ -182,10 +182,7 @@ class _Walk:
 
 
 def _check_encoding(listing: Listing) -> None:
-    """Refuse names that another process would read as others, because its locale is another: each file would count twice.
-
-    Raises: SettingsInvalid.
-    """
+    """Refuse names that another process would read as others, because its locale is another: each file would count twice."""
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8" and (name := next((name for name in listing.names if not name.isascii()), None)):
         raise SettingsInvalid(

@@ -378,10 +378,7 @@ class FolderCoordinator(FilesCoordinator):
         return grown_from(self._place / file.name, file.size, file.sha256, within=self._within)
 
     def _check_done_folder(self) -> None:
-        """Refuse to plan if files of uncommitted batches were moved away: the ledger has then lost their commits.
-
-        Raises: HoleDetected.
-        """
+        """Refuse to plan if files of uncommitted batches were moved away: the ledger has then lost their commits."""
         if self._done is None or self._history is None:
             return
         txids = self._done.txids()

@@ -88,10 +88,7 @@ class KafkaCoordinator(PartitionedCoordinator):
         return {"partitions": {}, "idle": self._starts(current)}, current is not None or self._source.start == "latest"
 
     def _check_redo(self, txid: int, counted: SourceMetadata | None, planned: SourceMetadata) -> None:
-        """Refuse to plan a committed batch again without records that have counted in it, and that no later batch can read.
-
-        Raises: RangeExpired.
-        """
+        """Refuse to plan a committed batch again without records that have counted in it, and that no later batch can read."""
         if counted is None or self._history is None or self._history.committed() < txid:
             return
         gone: list[str] = []

@@ -257,10 +257,7 @@ def _written_since(cursor: Any, query: TableQuery, previous: SourceMetadata) -> 
 
 
 def _check_sees_writers(cursor: Any, query: TableQuery, table: int) -> None:
-    """Refuse a role that may read columns, but not which transaction wrote a row.
-
-    Raises: AccessRefused.
-    """
+    """Refuse a role that may read columns, but not which transaction wrote a row."""
     cursor.execute(_SEES_WRITERS, {"table": table})
     sees, role, name = cursor.fetchone()
     if not sees:

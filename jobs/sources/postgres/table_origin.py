@@ -293,10 +293,7 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
 
 
 def _check_same_order(query: TableQuery, before: SourceMetadata, now: Origin, advice: str) -> None:
-    """Refuse key columns of other types or collations: what came before the position may come after it now.
-
-    Raises: SourceChanged.
-    """
+    """Refuse key columns of other types or collations: what came before the position may come after it now."""
     for key, was, is_now in zip(query.key, before["types"], now.types, strict=True):
         if was != is_now and not (was in _WHOLE and is_now in _WHOLE):
             raise SourceChanged(

@@ -173,10 +173,7 @@ def _columns(file: BatchFile, parser: CsvParser, encoding: str, in_folders: Mapp
 
 
 def _check_missing(parser: CsvParser, names: list[str], where: str, in_folders: Mapping[str, str]) -> None:
-    """Refuse a header that lacks a declared column, unless it may; one in another case is not lacking.
-
-    Raises: MalformedRecord.
-    """
+    """Refuse a header that lacks a declared column, unless it may; one in another case is not lacking."""
     missing = [name for name in parser.kinds if name not in names]
     case = in_another_case(missing, names)
     is_refused = not parser.may_lack or case or len(missing) == len(parser.kinds)
