@@ -189,7 +189,7 @@ class DataFilesCoordinator(Coordinator, Generic[File, Position]):
         if not getattr(self._limits, option):
             raise SourceChanged(
                 f"{what} that may have counted: {effect}. Nothing new is planned meanwhile. Declare "
-                f"{type(self._limits).__name__}(..., {option}=True) to go on without what is changed so{advice}."
+                f"{type(self._limits).__name__}(..., {option}=True) to go on without what such commits change{advice}."
             )
         logger.warning("%s: it is not read, as %s says.", what, option)
 
