@@ -149,24 +149,20 @@ def _leading_type(text: str) -> tuple[SparkType, str]:
 
 def _parse_nested(name: str, rest: str) -> tuple[SparkType, str]:
     parts: list[tuple[str, SparkType]] = []
-    if rest.lstrip().startswith(">"):
-        rest = rest.lstrip()[1:]
-    else:
-        while True:
-            part = ""
-            if name == "struct":
-                label = re.match(r"\s*(?:`((?:[^`]|``)+)`|(\w+))\s*(?::|\s)\s*", rest)
-                if not label:
-                    raise ValueError(f"{rest!r} does not start with the name of a field")
-                part, rest = (label[1] or label[2]).replace("``", "`"), rest[label.end() :]
-            kind, rest = _leading_type(rest)
-            parts.append((part, kind))
-            rest = rest.lstrip()
-            if not rest or rest[0] not in ",>":
-                raise ValueError(f"a {name}<...> is not closed")
-            is_last, rest = rest[0] == ">", rest[1:]
-            if is_last:
-                break
+    is_closed, rest = rest.lstrip().startswith(">"), rest.lstrip().removeprefix(">")
+    while not is_closed:
+        part = ""
+        if name == "struct":
+            label = re.match(r"\s*(?:`((?:[^`]|``)+)`|(\w+))\s*(?::|\s)\s*", rest)
+            if not label:
+                raise ValueError(f"{rest!r} does not start with the name of a field")
+            part, rest = (label[1] or label[2]).replace("``", "`"), rest[label.end() :]
+        kind, rest = _leading_type(rest)
+        parts.append((part, kind))
+        end, rest = rest.lstrip()[:1], rest.lstrip()[1:]
+        if end not in (",", ">"):
+            raise ValueError(f"a {name}<...> is not closed")
+        is_closed = end == ">"
     check_names(filter(None, map(itemgetter(0), parts)))
     inside = ", ".join(f"{part}: {kind.name}" if part else kind.name for part, kind in parts)
     families: dict[str, Family] = {"array": "array", "map": "map", "struct": "struct"}
