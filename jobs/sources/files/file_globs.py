@@ -18,6 +18,7 @@ _UNFINISHED = re.compile(
     re.IGNORECASE,
 )
 _SECTION = re.compile(r"\[!?(?:\][^\]]*|[^\]]+)\]")
+_SIGN = re.compile(rf"{_SECTION.pattern}|[{{}},]")
 # The most alternatives that braces may expand to: each is compared with each name.
 MOST = 1000
 # Syntax of shells and regular expressions that these globs lack, and its replacement.
@@ -132,31 +133,21 @@ def _takes(part: str, name: str, *, strict: bool = True) -> bool:
 
 def _expanded(pattern: str) -> Iterator[str]:
     """Yield the expansions of ``{a,b}`` in a pattern. Braces without a comma are ordinary characters."""
-    start = depth = 0
-    cuts: list[int] = []
-    position = 0
-    while position < len(pattern):
-        section = _SECTION.match(pattern, position)
-        if section:
-            position = section.end()
-            continue
-        sign = pattern[position]
-        if sign == "{":
-            if depth == 0:
-                start, cuts = position, [position]
+    depth, cuts = 0, list[int]()  # of the braces that are open: the places of the first one, and of the commas in it
+    for sign in _SIGN.finditer(pattern):
+        if sign[0] == "{":
+            cuts = cuts if depth else [sign.start()]
             depth += 1
-        elif sign == "," and depth == 1:
-            cuts.append(position)
-        elif sign == "}":
+        elif sign[0] == "," and depth == 1:
+            cuts.append(sign.start())
+        elif sign[0] == "}":
             depth -= 1
             if depth == 0 and len(cuts) > 1:
-                cuts.append(position)
-                for rest in _expanded(pattern[position + 1 :]):
-                    for left, right in pairwise(cuts):
-                        for middle in _expanded(pattern[left + 1 : right]):
-                            yield pattern[:start] + middle + rest
+                parts = [pattern[left + 1 : right] for left, right in pairwise([*cuts, sign.start()])]
+                for rest in _expanded(pattern[sign.end() :]):
+                    for part in parts:
+                        yield from (pattern[: cuts[0]] + middle + rest for middle in _expanded(part))
                 return
-        position += 1
     yield pattern
 
 
