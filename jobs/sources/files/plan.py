@@ -28,7 +28,7 @@ from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file, stamp_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.jobs.sources.files.identity import NOT_UTF8, entry_of, file_identity, identity_of, with_identity
-from tidegate.jobs.sources.files.listing import is_too_young, is_young, matching_objects, names_not_matching
+from tidegate.jobs.sources.files.listing import is_too_young, matching_objects, names_not_matching, young_files
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, describe, exists
@@ -397,17 +397,11 @@ class FolderCoordinator(FilesCoordinator):
             return False
         ends_at = time.monotonic() + self._min_age_seconds
         logger.info("%s: waiting for %s to be %d s old", self._place, first_names(self._young), self._min_age_seconds)
-        while time.monotonic() < ends_at and all(self._is_young(name) for name in self._young):
+        while time.monotonic() < ends_at and young_files(self._place, self._young, self._min_age_seconds) == self._young:
             time.sleep(0.1)
         young, self._young = self._young, []  # no other new name is left, as the batch is empty
         self._new = (identity for name in young if (identity := self._identify(name)))
         return True
-
-    def _is_young(self, name: str) -> bool:
-        try:
-            return is_young((self._place / name).stat(), self._min_age_seconds)
-        except OSError:
-            return False  # the error comes again, and is reported, when the file is to be taken
 
 
 class ObjectsCoordinator(FilesCoordinator):

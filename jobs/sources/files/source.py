@@ -254,11 +254,8 @@ class Files(Source):
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the folder, and the batch's files as the locations within it."""
-        if place := self.objects():
-            namespace, name = dataset_of(place)
-            return [Dataset(namespace, name, [str(place / file["name"]) for file in metadata["files"]])]
-        folder = settings.home / self.folder
-        return [Dataset("file", str(folder), [str(folder / file["name"]) for file in metadata["files"]])]
+        place = place_of(settings.home, self.folder)
+        return [Dataset(*dataset_of(place), [str(place / file["name"]) for file in metadata["files"]])]
 
     def left_alone(self, settings: Settings) -> LeftAlone:
         """Return the names in the folder that are not read, by reason."""

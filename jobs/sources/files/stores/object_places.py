@@ -132,8 +132,10 @@ def for_arrow(place: Place) -> Any:
     return place.open() if isinstance(place, ObjectPath) else place
 
 
-def dataset_of(place: ObjectPath) -> tuple[str, str]:
+def dataset_of(place: Place) -> tuple[str, str]:
     """Return the namespace and the name of a place for OpenLineage."""
+    if not isinstance(place, ObjectPath):
+        return "file", str(place)
     return re.sub("^s3a://", "s3://", place.store), place.key or "/"
 
 
