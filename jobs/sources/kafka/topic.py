@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 # Long enough for a broker's restart; retries of plan and attempt bridge a longer absence.
 ANSWER_SECONDS = 15
 POLL_SECONDS = 0.05
+DIGEST_CHARACTERS = 16  # a topic may have thousands of partitions, and each batch names a record of each
 # Errors that a retry cannot fix.
 REFUSALS = (
     *refusals_of_kafka_client(),
@@ -272,7 +273,7 @@ class Topic:
 def _digest(record: Message) -> str:
     """Return what identifies a record among all that may ever have its offset: content and time."""
     key, value = record.key(), record.value()
-    return sha256(repr((record.timestamp(), key, value)).encode()).hexdigest()
+    return sha256(repr((record.timestamp(), key, value)).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def _text(error: Exception) -> str:
