@@ -12,7 +12,7 @@ PIPELINE = Pipeline(
 )
 TABLE = """
     CREATE TABLE public.sales (id bigserial PRIMARY KEY, shop text, cents int);
-    INSERT INTO public.sales (shop, cents) SELECT 'shop ' || n % 100, n % 977 FROM generate_series(1, %(rows)s) AS n;
+    INSERT INTO public.sales (shop, cents) SELECT 'shop ' || n %% 100, n %% 977 FROM generate_series(1, %(rows)s) AS n;
     GRANT SELECT ON public.sales TO tidegate_stager;
     GRANT SELECT ON SEQUENCE public.sales_id_seq TO tidegate_stager;
     GRANT USAGE ON SCHEMA public TO tidegate_stager;
