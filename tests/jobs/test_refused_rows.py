@@ -109,7 +109,7 @@ MORE: dict[str, tuple[list[str], Any, str]] = {
         f"{far} as value": (
             [f"{made} v"],
             keep(Max("v", kind)),
-            rf"Overflow.*column v of the key \(name='a'\) is {shown}.*{YEARS}",
+            rf"Overflow.*column x of the key \(name='a'\) is {shown}.*{YEARS}",
         )
         for far, (made, kind, shown) in FAR.items()
         if far != "a date before 1"
