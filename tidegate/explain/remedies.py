@@ -2,7 +2,9 @@
 
 import re
 import shlex
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Literal
 
 from tidegate.jobs.registry import named_rebuild
@@ -100,14 +102,16 @@ def command(*words: object) -> str:
     return " ".join(["tidegate", *(word if word == "..." else shlex.quote(str(word)) for word in map(str, words))])
 
 
-def run_of(pipeline: str, settings: Settings | None) -> str:
+def run_of(pipeline: str, settings: Settings | None, parameters: Mapping[str, int] = MappingProxyType({})) -> str:
     """Return the command that starts a run: in Airflow or, if the settings have none, in the process of the command.
 
-    Without settings, a page in Airflow asks. A rebuild has no Dag.
+    Without settings, a page in Airflow asks. A rebuild has no Dag, and no parameters.
     """
+    given = [word for name, value in parameters.items() for word in (f"--{name.replace('_', '-')}", value)]
     if (rebuild := named_rebuild(pipeline)) is not None:
         return command("rebuild", rebuild.pipeline, "--yes")
-    return command("trigger", pipeline, "--wait") if settings is None or settings.has_airflow else command("run", pipeline)
+    through_airflow = settings is None or settings.has_airflow
+    return command("trigger", pipeline, *given, "--wait") if through_airflow else command("run", pipeline, *given)
 
 
 def code_of(story: str | None) -> str | None:

@@ -223,7 +223,7 @@ def through_airflow(
                 outcome = Outcome(pipeline, run_id, runs=[run_id])
             except TidegateError as error:
                 if not settings.has_airflow:
-                    raise type(error)(f"{error}. Without Airflow: {remedies.run_of(pipeline, settings)}") from error
+                    raise type(error)(f"{error}. Without Airflow: {remedies.run_of(pipeline, settings, parameters)}") from error
                 if not prepared.message:
                     raise
                 raise type(error)(
