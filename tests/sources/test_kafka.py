@@ -523,6 +523,14 @@ def test_a_password_that_java_would_read_otherwise_is_refused(topic: OrdersTopic
         emitter._options(topic.name, {0: (0, 1)})
 
 
+def test_the_password_of_a_key_is_read_where_brokers_are_asked(topic: OrdersTopic, tmp_path: Path) -> None:
+    with_key = tmp_path / "with_key.properties"
+    with_key.write_text(f"{topic.settings.kafka_properties_file.read_text()}\nssl.key.password=sesame\n")
+    emitter = emitter_of(topic.source(), None, replace(topic.settings, kafka_properties_file=with_key))
+    options = emitter._options(topic.name, {0: (0, 1)})
+    assert options["kafka.ssl.key.password"] == f"${{file:{with_key}:ssl.key.password}}"
+
+
 # ------------------------------------------------------------------------------------------------------ lag tools
 
 

@@ -64,8 +64,14 @@ MUTANTS = (
     READ(
         "spark-s-plan-shows-the-password-of-kafka", "security:another-account-of-same-machine-at-ports", "KafkaReader._log_in"
     )(
-        "properties |= [-{name: _reference_to(file, name) for name in secret}-]{+secret+}",
+        "user, password = ([-_reference_to(file, name)-]{+configured[name]+} for name in",
         "tests/sources/test_kafka.py::test_the_password_is_in_no_plan_metadata_or_identity",
+    ),
+    READ(
+        "spark-s-plan-shows-the-password-of-a-key", "security:another-account-of-same-machine-at-ports", "KafkaReader._log_in"
+    )(
+        "properties |= [-{name: _reference_to(file, name) for name in secret}-]{+secret+}",
+        "tests/sources/test_kafka.py::test_the_password_of_a_key_is_read_where_brokers_are_asked",
     ),
     PRIVATE_FILES("the-stack-s-folders-are-open", "security:another-account-in-file-system", "private_folder")(
         "mode = [-0o711 if passable else 0o700-]{+0o755+}",
