@@ -143,10 +143,11 @@ class StateStore(Database):
 
         Raises: MetadataCorrupt.
         """
+        wanted = set(times)
         with self._transaction("reading which files have counted") as connection:
             planned = counted_files.planned(batches.uncommitted_inputs(connection, pipeline, before_txid)).values()
             counted = counted_files.counted_of_times(connection, pipeline, times, before_txid)
-        return [file for files in planned for file in files if file.mtime_ns in times] + counted
+        return [file for files in planned for file in files if file.mtime_ns in wanted] + counted
 
     note_times = writes_later("noting when files of {} were touched", counted_files.note_times)
     run_txids = reads("reading the run", batches.run_txids)

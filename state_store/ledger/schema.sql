@@ -271,6 +271,8 @@ CREATE TABLE tidegate.source_file (
 );
 -- A redo deletes the files of its batch.
 CREATE INDEX ix_source_file_pipeline_txid ON tidegate.source_file (pipeline, txid);
+-- A plan looks for files that were renamed by their times.
+CREATE INDEX ix_source_file_pipeline_mtime_ns ON tidegate.source_file (pipeline, mtime_ns);
 COMMENT ON TABLE tidegate.source_file IS 'One row per file that has counted, written in the commit of its batch.';
 COMMENT ON COLUMN tidegate.source_file.name IS 'below the source''s folder';
 COMMENT ON COLUMN tidegate.source_file.sha256 IS 'of its content: name and content are the file';
