@@ -651,8 +651,8 @@ def test_servers_that_are_away(project: Project) -> None:
     airflow = {"TIDEGATE_AIRFLOW_URL": "http://127.0.0.1:1", "TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
     project.write("e.csv", "UA,7")
     assert "Without Airflow: tidegate run flights\n" in project.fails("tidegate trigger flights --wait", "SETTINGS_INVALID")
-    backfill = project.fails("tidegate backfill flights --from-txid 1 --to-txid 9", "SETTINGS_INVALID")
-    assert "Without Airflow: tidegate run flights --from-txid 1 --to-txid 9\n" in backfill
+    backfill = project.fails("tidegate backfill flights --from-txid 1 --to-txid 99", "SETTINGS_INVALID")
+    assert "Without Airflow: tidegate run flights --from-txid 1 --to-txid 99\n" in backfill
     project.fails("tidegate trigger flights --wait", "AIRFLOW_UNAVAILABLE", exits=75, **airflow)
     project.follow("AIRFLOW_UNAVAILABLE", "If Airflow is elsewhere")
     project.follow("AIRFLOW_UNAVAILABLE", "Start the run again")

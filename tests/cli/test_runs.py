@@ -18,6 +18,7 @@ SPEC = flights.PIPELINE.spec
 class Airflow:
     """An Airflow whose run plans some batches, and is a success at once."""
 
+    PLAN = airflow_client.AirflowClient.PLAN
     planned, plan_state, paused_by, plan_error = 0, "skipped", "", ""
 
     def __init__(self, settings: Settings) -> None:

@@ -76,7 +76,7 @@ def _read(blocks: list[bytes], grammar: Grammar, ways: Counter[bool] | None) -> 
         if ways is None:
             texts, bad = parser._texts_one_by_one(chunk, list(KINDS))
         else:
-            texts, bad = parser._texts(chunk, list(KINDS))
+            texts, bad = parser.parse(chunk)
             ways[parser._table_by_arrow(chunk, list(KINDS)) is not None] += 1
         values = zip(*(texts[name].to_pylist() for name in KINDS), strict=True)
         for number, (line, value) in enumerate(zip(chunk.lines.tolist(), values, strict=True)):

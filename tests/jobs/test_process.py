@@ -146,7 +146,7 @@ def test_python_workers_get_rows_in_limited_pieces_and_keep_their_imports(
     """
     pipeline = tables.declare_over(SCHEMA, PER_NAME)
     tables.put_rows(SCHEMA, [("a", 1)])
-    tables.run(pipeline)
+    tables.run(pipeline, routing=steps.on_executors)
     with spark_session(tables.settings, "inbox") as spark:
         (answer,) = spark.range(1, numPartitions=1).mapInArrow(frozen_objects, "frozen long").collect()
     assert answer.frozen > 10_000
