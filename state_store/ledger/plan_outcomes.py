@@ -15,6 +15,7 @@ from tidegate.state_store.ledger import tables
 # For a transaction that only records how a plan has ended: its COMMIT waits neither for the disk nor for a standby. If a crash
 # of the server loses it, the end of the next plan is recorded in its place.
 _NO_WAIT = sa.func.set_config("synchronous_commit", "off", True)
+_NO_FAILURE = {"failed": 0, **dict.fromkeys(("failing_since", "failed_at", "failed_run", "error"))}
 
 
 class Beginning(NamedTuple):
@@ -36,10 +37,14 @@ def note_success(connection: Connection, pipeline: str, *, only_that: bool) -> N
     With `only_that`, the transaction does nothing else, so its COMMIT need not be durable.
     """
     p = tables.plan.c
-    values = {"succeeded": p.succeeded + 1, "succeeded_at": sa.func.now(), "failed": 0}
-    over = dict.fromkeys(("failing_since", "failed_at", "failed_run", "error"))
-    success = sa.update(tables.plan).where(p.pipeline == pipeline).values(**values, **over)
+    values = {"succeeded": p.succeeded + 1, "succeeded_at": sa.func.now()}
+    success = sa.update(tables.plan).where(p.pipeline == pipeline).values(**values, **_NO_FAILURE)
     connection.execute(success.returning(_NO_WAIT) if only_that else success)
+
+
+def forget_failures(connection: Connection, pipeline: str) -> None:
+    """Clear failures of plans before a person's decision that may end what they met: the next plan meets what is left."""
+    connection.execute(sa.update(tables.plan).where(tables.plan.c.pipeline == pipeline).values(**_NO_FAILURE))
 
 
 def note_failure(connection: Connection, pipeline: str, began: Beginning, run_id: str, error: str) -> bool:

@@ -16,7 +16,7 @@ from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.commit.merge_into_states import Merged
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, parts_of, references_of
-from tidegate.state_store.ledger import batches, counted_files, cursors, tables
+from tidegate.state_store.ledger import batches, counted_files, cursors, plan_outcomes, tables
 from tidegate.state_store.ledger.batches import QUARANTINED, encode_metadata, position_of
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.operate.action_record import write_action
@@ -273,6 +273,7 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
             .where(c.pipeline == cursor.pipeline)
             .values(epoch=str(epoch), history=sa.func.gen_random_uuid())
         )
+        plan_outcomes.forget_failures(connection, cursor.pipeline)
         write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, outcome)
         accepted[cursor.pipeline] = outcome
     return accepted

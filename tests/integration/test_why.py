@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from tests import command_lines
 from tests.integration.conftest import TALLY, Tally
 from tests.store import Attempt, BatchStatus, Mark, Tracked, tables
+from tidegate import migrations
 from tidegate.explain import error_pages, remedies
 from tidegate.explain.batch_causes import LONGEST_QUOTE, Cause
 from tidegate.explain.why import explain, of_error, root_causes
@@ -228,6 +229,14 @@ def test_a_pipeline_whose_plans_fail_is_not_idle(tally: Tally, as_owner: AsOwner
     assert failed.advice.startswith("Read the whole error (tidegate status --json)")
     tally.store.pause("tally", "ann", "the source is moved")
     assert codes(tally) == ["PLAN_FAILED", "ACK_OUTSTANDING", "QUARANTINED", "PAUSED"]
+
+
+def test_a_loss_that_is_accepted_is_no_reason_any_more(tally: Tally, as_owner: AsOwner) -> None:
+    as_owner(sa.update(tables.cursor).values(epoch="1/2/3"))
+    fail_plan(tally, "HOLE_DETECTED: tally: this database was restored.")
+    assert codes(tally)[0] == "HOLE_DETECTED"
+    assert migrations.accept_epoch(tally.store.settings, "an operator")
+    assert codes(tally) == ["IDLE"]
 
 
 def test_a_restored_database_is_the_root(tally: Tally, as_owner: AsOwner) -> None:
