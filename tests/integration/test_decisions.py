@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import PATIENCE_SECONDS, TALLY, Execute, Tally, until
-from tests.store import Redo, rebuilds
+from tests.store import Redo, Tracked, rebuilds
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Pipeline, State
 from tidegate.state_store import Settings, StateStore
@@ -61,6 +61,22 @@ def poisoned(tally: Tally) -> Tally:
     tally.plan(1)
     tally.store.fail_attempt(tally.start(1), "MALFORMED_RECORD: line 1", is_poison=True)
     return tally
+
+
+def test_a_batch_that_is_being_sealed_is_not_given_up(poisoned: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
+    attempt = poisoned.start(1)
+    staged = [poisoned.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])]
+
+    is_given_up = while_it_is_held(
+        settings,
+        lambda other: other.seal(attempt, staged, Tracked(1)),
+        waiting,
+        lambda: poisoned.store.give_up("tally", 1, "the pipeline's policy", "its first try failed"),
+    )
+
+    assert is_given_up is False
+    assert poisoned.commit(1).skipped_reason is None
+    assert poisoned.state() == [("a", 1, 1, 1, 1, 1)]
 
 
 @pytest.mark.promise("limit:Pipeline.tries")
