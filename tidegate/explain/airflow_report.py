@@ -59,7 +59,7 @@ def causes_of(pipeline: str, facts: Facts) -> Iterator[Cause]:
         if failed := facts.failed_plan:
             yield cause(
                 "RUN_REFUSED",
-                f"Airflow's newest run {failed['dag_run_id']} of {pipeline} failed in its plan, which could not note why.",
+                f"Airflow's newest run {failed['dag_run_id']} of {pipeline} failed in its plan.",
                 since=datetime.fromisoformat(failed["end_date"]),
                 severity="warning",
                 advice="Read the log of its plan, correct what that names, such as a run parameter, and start another run.",
