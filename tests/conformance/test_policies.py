@@ -75,6 +75,21 @@ def test_lost_staging_of_bad_records_is_noticed_and_staged_again(mixed: Flow, se
     mixed.check()
 
 
+def test_a_replay_is_a_separate_batch_and_counts_once(mixed: Flow) -> None:
+    mixed.complete(1, 2)
+    assert mixed.quarantined() == [*BAD, "c:-6"]
+    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "parser fixed", txid=1) == (4, 2)
+    assert mixed.quarantined() == ["c:-6"]
+    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "again", txid=1) is None
+    assert mixed.plan(2, run_id="next") == [5]
+    for txid in (3, 4, 5):
+        mixed.process(txid)
+        mixed.settle(txid)
+    assert mixed.state() == fold([("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", 5), ("a", 7), ("d", 8)])
+    assert mixed.metadata(5) == {"start": 8, "end": 10}
+    assert [due.txid for due in mixed.store.awaiting_acks("flow", 10)] == [1, 2, 3, 5], "nothing of a source was replayed"
+
+
 def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:
     mixed.complete(1)
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "x") == (4, 2)
