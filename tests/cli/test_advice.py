@@ -349,6 +349,7 @@ def test_settings_that_cannot_be_used(project: Project) -> None:
         printed = project.fails("tidegate run flights", code, **wrong)
         if code == "SETTINGS_INVALID":
             project.follow(code, "where the message says")
+            project.follow(code, "Workers read settings", act=lambda: project.type("tidegate status"))  # a new process
             assert f"environment {''.join(wrong)}" in printed
         else:
             assert "nobody" in printed
