@@ -254,9 +254,8 @@ def _drop(connection: Connection, pipeline: str, request: Request, relations: Se
     if is_new:
         write_action(connection, pipeline, None, "retire", request.owner, f"its states are dropped: {request.reason}")
     connection.execute(sa.delete(tables.state_range).where(r.state.in_(sa.select(s.state).where(of_pipeline))))
-    for whole in sorted(
-        {name.partition("$")[0] for name, _ in relations if "$" in name}
-    ):  # readers lock it before its partitions
+    divided = {name.partition("$")[0] for name, _ in relations if "$" in name}
+    for whole in sorted(divided):  # readers lock it before its partitions
         statement_text.ddl(connection, f"LOCK TABLE ONLY {statement_text.in_state(whole)} IN ACCESS EXCLUSIVE MODE")
     for name, kind in relations:
         relation = statement_text.in_state(name)

@@ -78,9 +78,9 @@ REFUSED = {
 
 def test_a_request_that_makes_no_sense_is_refused_with_the_right_one(tidegate: CommandLine) -> None:
     for arguments, message in (MISTYPED | REFUSED).items():
-        told = tidegate.refused(*arguments)
-        assert message in " ".join(told.split())
-        assert arguments in REFUSED or "--help' for help." in told
+        refusal = tidegate.refused(*arguments)
+        assert message in " ".join(refusal.split())
+        assert arguments in REFUSED or "--help' for help." in refusal
 
 
 def test_an_interrupted_verb_says_that_nothing_is_lost(tidegate: CommandLine) -> None:

@@ -74,9 +74,9 @@ def test_a_retry_names_what_it_lifts_and_the_next_step(tidegate: CommandLine, st
     store.give_up("flights", 2, "the pipeline's policy", "6 tries failed")
 
     retry = ("retry", "flights", "--reason", "a.csv is back")
-    told = tidegate.refused(*retry, exit_code=TRY_AGAIN, **_airflow_away(tidegate))
-    assert told.startswith("tidegate: flights: txids 1-2 may be tried again. But no run has started: Airflow does not")
-    assert told.endswith("Then go on: tidegate trigger flights --wait\nMore: tidegate error AIRFLOW_UNAVAILABLE\n")
+    refusal = tidegate.refused(*retry, exit_code=TRY_AGAIN, **_airflow_away(tidegate))
+    assert refusal.startswith("tidegate: flights: txids 1-2 may be tried again. But no run has started: Airflow does not")
+    assert refusal.endswith("Then go on: tidegate trigger flights --wait\nMore: tidegate error AIRFLOW_UNAVAILABLE\n")
     first, second, _ = tidegate.json("inspect", "flights")
     assert (first["phase"], second["waits_for"]) == ("planned", "BAD_KEY: NULL.")
     (action,) = tidegate.json("inspect", "flights", "--txid", "2")["actions"]
@@ -260,9 +260,9 @@ def test_what_is_no_record_of_a_txid_is_refused(tidegate: CommandLine) -> None:
     for content, message in BAD_MENDS.values():
         if content is not None:
             file.write_bytes(content)
-        told = tidegate.refused(*mend, "--payload-from", str(file))
-        assert message in told
-        assert len(told.splitlines()) == 2  # the message, and where there is more
+        refusal = tidegate.refused(*mend, "--payload-from", str(file))
+        assert message in refusal
+        assert len(refusal.splitlines()) == 2  # the message, and where there is more
     for arguments, message in (
         (mend, "one of --payload and --payload-from"),
         ((*mend, "--payload", "a", "--payload-from", "-"), "one of --payload and --payload-from"),

@@ -41,15 +41,15 @@ def test_the_loss_is_named_with_what_to_do_and_no_run_starts(restored: CommandLi
         ("retry", "flights"),
         ("run", "flights"),
     ):
-        told = restored.refused(*arguments, exit_code=1)
-        assert "flights: this database was restored, promoted or copied" in told
-        assert told.endswith("More: tidegate error HOLE_DETECTED\n")
+        refusal = restored.refused(*arguments, exit_code=1)
+        assert "flights: this database was restored, promoted or copied" in refusal
+        assert refusal.endswith("More: tidegate error HOLE_DETECTED\n")
 
     write_flights(restored.settings.home, 1, *ROWS[:1])  # the source has failed over, too: accepting is half of what is to do
     accepted = restored("migrate", "--accept-epoch")
-    told = "flights: batches that are open go on, and the next plan is refused. "
-    assert (accepted.returncode, told in accepted.stderr, "has changed since it counted" in accepted.stderr) == (0, True, True)
+    rest = "flights: batches that are open go on, and the next plan is refused. "
+    assert (accepted.returncode, rest in accepted.stderr, "has changed since it counted" in accepted.stderr) == (0, True, True)
     assert restored.json("status")["losses"] == {}
     assert "Ledger:" not in restored("doctor", "--component", "command-line").stdout
-    assert told in restored("retry", "flights", "--reason", "a test").stderr
+    assert rest in restored("retry", "flights", "--reason", "a test").stderr
     assert restored.json("why", "flights")["causes"][0]["error"] == "SOURCE_CHANGED"

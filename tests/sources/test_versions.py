@@ -1,8 +1,6 @@
 """Objects of a bucket that keeps versions: a batch reads what it was planned with, whatever has become of it since."""
 
 from collections.abc import Iterator
-from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.in_process import ThisProcess, by_own_tasks
 from tests.sources.s3 import Bucket, VersioningServer, running_server
-from tests.sources.test_objects import parquet
+from tests.sources.test_objects import bucket, parquet, project
 from tests.store import Attempt
 from tidegate.jobs import Files
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
@@ -20,9 +18,10 @@ from tidegate.jobs.testing import PROMISES, Bench
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 
+__all__ = ["bucket", "project"]  # fixtures
+
 pytestmark = pytest.mark.soak
 
-_numbers = count(1)
 # What these promise to notice is read as it was; records are those of any file.
 OTHERWISE = ("a_changed_row_is_noticed", "what_is_hidden_stops_the_replay", "records_are_the_rows")
 
@@ -31,16 +30,6 @@ OTHERWISE = ("a_changed_row_is_noticed", "what_is_hidden_stops_the_replay", "rec
 def s3() -> Iterator[Any]:
     with running_server(VersioningServer) as server:
         yield server
-
-
-@pytest.fixture
-def bucket(s3: VersioningServer) -> Bucket:
-    return s3.make_bucket(f"bucket-{next(_numbers)}")
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Settings:
-    return Settings(home=tmp_path, min_file_age_seconds=0)
 
 
 def content(format: str, amount: int) -> bytes:

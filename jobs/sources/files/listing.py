@@ -71,7 +71,7 @@ _kept: ContextVar[dict[tuple[Path, str, bool], Listing] | None] = ContextVar("li
 def list_files(folder: Path, pattern: str, *, follow_links: bool = False) -> Listing:
     """List the files to read, relative to the folder and in order, and the names left alone.
 
-    A link that leads out of the folder is among the names; `identify` refuses it when a batch would take it.
+    A link that leads out of the folder is among the names; `file_identity` refuses it when a batch would take it.
 
     Raises: SourceUnreadable if the folder, or one in it that the glob leads into, does not exist or cannot be listed;
     SettingsInvalid for names that are not ASCII in a process whose locale is not of UTF-8.

@@ -85,7 +85,7 @@ class KafkaReader(Emitter):
         ranges = _ranges(metadata)
         if not ranges:
             return self._spark.createDataFrame([], self.row_schema())
-        self._check_kept(attempt, metadata)
+        self._check_kept(attempt, metadata, self._topic(metadata))
         rows = self._spark.read.format("kafka").options(**self._options(metadata["topic"], ranges)).load()
         self._rows = rows
         # It gets a name of its own: batches share a session, and a batch may read several topics, each with its counts.
@@ -113,8 +113,9 @@ class KafkaReader(Emitter):
         ranges = _ranges(metadata)
         if not ranges:
             return
-        self._check_kept(attempt, metadata)
-        self._check_not_cut(attempt, metadata)
+        topic = self._topic(metadata)
+        self._check_kept(attempt, metadata, topic)
+        self._check_not_cut(attempt, metadata, topic)
         assert self._delivered is not None
         delivered = self._delivered.get
         for partition, (start, end) in ranges.items():
@@ -208,12 +209,15 @@ class KafkaReader(Emitter):
             return SourceUnavailable(f"Kafka does not know topic {self._source.topic} at this moment: {reason}.")
         return SourceUnavailable(f"Kafka did not answer Spark: {name}: {reason}.")
 
-    def _check_kept(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
+    def _topic(self, metadata: SourceMetadata) -> Topic:
+        """Return the batch's topic, of which the brokers are asked again, after the plan asked them."""
+        return Topic(metadata["topic"], self._settings)
+
+    def _check_kept(self, attempt: "Attempt", metadata: SourceMetadata, topic: Topic) -> None:
         """Refuse expired records, and a topic that was replaced.
 
         Raises: RangeExpired, SourceChanged, PartitionUnavailable, SourceUnavailable, SourceUnreadable.
         """
-        topic = Topic(metadata["topic"], self._settings)  # asks the brokers again, after the plan did
         if not topic.is_topic_of(metadata):
             raise SourceChanged(
                 f"Topic {topic.name} was deleted and created again since this batch was planned: its id was "
@@ -241,12 +245,11 @@ class KafkaReader(Emitter):
             loss = f" The batch has {planned} offsets, and {readable} of them can still be read: {where}." if left else ""
             raise self._expired(" ".join(expired) + loss, is_partial=bool(left))
 
-    def _check_not_cut(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
+    def _check_not_cut(self, attempt: "Attempt", metadata: SourceMetadata, topic: Topic) -> None:
         """Refuse records that have taken the offsets of planned ones.
 
         Raises: SourceChanged, PartitionUnavailable.
         """
-        topic = Topic(metadata["topic"], self._settings)
         planned = {str(partition): metadata["partitions"][str(partition)] for partition in _ranges(metadata)}
         shorter: dict[str, str | PartitionUnavailable | None] = {}
         for partition, end in topic.offsets("latest").items():

@@ -56,8 +56,8 @@ class ParquetReader(FileReader):
         columns = {name: kind for group in groups for name, kind in group.columns.items()}
         # Spark looks at the present objects only, and one may be gone.
         is_replaced = any(isinstance(file.path, ObjectPath) and file.path.version for file in self._files)
-        is_told = not is_replaced and groups[0].columns == columns
-        rows = groups[0].native if is_told else self._spark.createDataFrame([], columns_of(columns))
+        has_schema = not is_replaced and groups[0].columns == columns
+        rows = groups[0].native if has_schema else self._spark.createDataFrame([], columns_of(columns))
         declared = rows.schema
         footers = self._read_footers(arrow_types(declared))
         if is_replaced or any(footer.needs_care for footer in footers):
@@ -89,10 +89,10 @@ class ParquetReader(FileReader):
     def _read_footers(self, types: dict[str, pa.DataType]) -> list[Footer]:
         footers = []
         for file in self._files:
-            declared, is_told = self.columns_in(file), "partition" in file.entry
-            in_folders = {} if is_told else undeclared(file.name, self._schema)
+            declared, has_values = self.columns_in(file), "partition" in file.entry
+            in_folders = {} if has_values else undeclared(file.name, self._schema)
             footer = read_footer(
-                *(file.path, {name: types[name] for name in declared}, declared, () if is_told else self._partitions.schema),
+                *(file.path, {name: types[name] for name in declared}, declared, () if has_values else self._partitions.schema),
                 advice_on(in_folders),
                 # A column that is misplaced in the names of folders is not NULL.
                 may_lack=()

@@ -124,7 +124,7 @@ test("a refresh after an action is not lost to a poll that began before it", asy
   resource.end();
 });
 
-test("an answer that is cut off, empty, or no JSON, is told, and asked for again", async ({ mock }) => {
+test("an answer that is cut off, empty, or no JSON, is an error, and asked for again", async ({ mock }) => {
   network();
   mock.timers.enable({ apis: ["setTimeout", "Date"], now: NOW });
   const { heard, resource } = follow("api/a");
