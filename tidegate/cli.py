@@ -77,6 +77,7 @@ class Verbs(click.Group):
 
 
 @click.group(cls=Verbs, context_settings={"show_default": True, "max_content_width": 110})
+@click.version_option(package_name="tidegate", message="%(package)s %(version)s")
 def app() -> None:
     """Exactly-once batch pipelines: Airflow decides when, Spark computes what, Postgres decides whether it counts."""
 
@@ -87,7 +88,7 @@ def main() -> None:
     gc.set_threshold(GC_THRESHOLD)
     sys.excepthook = output.show_crash
     output.keep_standard_output()
-    if "--help" in sys.argv or COMPLETE in os.environ:
+    if {"--help", "--version"}.intersection(sys.argv) or COMPLETE in os.environ:
         sys.stdout = output.data()  # click prints these itself
     try:
         code = app(standalone_mode=False)

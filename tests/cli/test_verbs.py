@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -205,6 +206,7 @@ def test_migrate_can_be_repeated(tidegate: CommandLine) -> None:
 @pytest.mark.promise("verb:*")
 def test_every_verb_and_option_has_help_and_every_verb_json_output(tmp_path: Path) -> None:
     shown = in_process.run(["--help"], {}, tmp_path).stdout
+    assert in_process.run(["--version"], {}, tmp_path).stdout == f"tidegate {version('tidegate')}\n"
     for verb, command in COMMANDS.items():
         assert command.help, verb
         assert [p.name for p in command.params if not getattr(p, "help", None) and p.name != "help"] == [], verb
