@@ -52,7 +52,7 @@ def of_both(states: Any) -> Any:
 
 QUERIES = [
     Query("clicks_of", clicks_of, reads=["clicks.per_page"], arguments={"least": "integer", "pages": "text[]"}),
-    Query("of_both", of_both, reads=["clicks.per_page", "broken.per_broken"]),
+    Query("of_both", of_both, reads=["clicks.per_page", "broken.per_broken"], timeout_seconds=600),
 ]
 
 

@@ -2,13 +2,19 @@
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import httpx
+import psycopg2
 import pytest
 
-from tests.page.conftest import ACTION, Server, Visit, Visitor
+from tests.page.conftest import ACTION, PATIENCE_SECONDS, Server, Visit, Visitor
 from tests.page.ledgers import write_rows
+from tests.statements import execute
 from tests.store import state_rows
+from tidegate.page.access import MOST_REQUESTS
+from tidegate.stack.components.server_process import wait_until
 
 ROWS = "/tidegate/api/pipelines/clicks/states/per_page/rows"
 
@@ -47,6 +53,26 @@ def test_rows_of_keys_are_no_longer_than_a_page(server: Server, viewer: Visitor,
     refused = viewer.http.post(ROWS, json={"keys": [key] * 400})
     assert (refused.status_code, refused.json()["code"]) == (422, "USAGE_ERROR")
     assert "over 5 characters" in refused.json()["message"]
+
+
+@pytest.mark.promise("limit:MOST_REQUESTS")
+def test_many_requests_of_one_user_leave_room_for_others(server: Server, viewer: Visitor, visit: Visit) -> None:
+    """They would take all threads of the api-server, and all connections of the page: here, while a table is locked."""
+    waiting = """SELECT count(*) FROM pg_stat_activity WHERE usename = 'tidegate_reader' AND wait_event_type = 'Lock'
+                 AND datname = current_database()"""
+
+    def at_work() -> int:
+        return execute(server.settings.conninfo(user="postgres"), waiting)[0][0]
+
+    admin = visit("admin")
+    with ThreadPoolExecutor(60) as many, closing(psycopg2.connect(**server.settings.conninfo(user="postgres"))) as holder:
+        holder.cursor().execute("LOCK TABLE state.per_page IN ACCESS EXCLUSIVE MODE")
+        asked = [many.submit(viewer.get, "/api/queries/of_both") for _ in range(60)]
+        assert wait_until(lambda: at_work() >= MOST_REQUESTS, PATIENCE_SECONDS)
+        assert {row["name"] for row in admin.json("/pipelines")["pipelines"]} >= {"clicks", "orphan"}
+        assert (at_work(), [each for each in asked if each.done()]) == (MOST_REQUESTS, [])
+        holder.rollback()
+        assert {each.result().status_code for each in asked} == {200}
 
 
 def test_a_strangers_body_is_not_read(visit: Visit) -> None:

@@ -3,9 +3,12 @@
 Reading a pipeline needs GET on its Dag, acting PUT. Both are asked of Airflow's auth manager, also if the Dag does not exist.
 """
 
-from collections.abc import Collection, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.core_api.security import get_user
@@ -21,7 +24,11 @@ from tidegate.state_store.declarations.column_spec import NAME
 ACTION_HEADER = "X-Tidegate-Action"
 READ: Literal["GET"] = "GET"
 ACT: Literal["PUT"] = "PUT"
+# The requests of one user that are worked on at once, in each process of the api-server: the page of all others and Airflow's
+# own share its threads, and the page its connections.
+MOST_REQUESTS = 4
 
+_at_work: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 _bearer = HTTPBearer(auto_error=False)
 
 
@@ -38,7 +45,20 @@ async def current_user(
         raise Refusal(401, "NOT_LOGGED_IN", f"Log in to Airflow first: {refused.detail}.") from refused
 
 
-User = Annotated[Any, Depends(current_user)]
+@asynccontextmanager
+async def in_turn(user: Any) -> AsyncIterator[Any]:
+    """Yield the user when less than MOST_REQUESTS other requests of this user are at work; until then, wait without a thread."""
+    turns = _at_work.setdefault(user.get_id(), asyncio.Semaphore(MOST_REQUESTS))
+    async with turns:
+        yield user
+
+
+async def _user_in_turn(user: Annotated[Any, Depends(current_user)]) -> AsyncIterator[Any]:
+    async with in_turn(user):
+        yield user
+
+
+User = Annotated[Any, Depends(_user_in_turn, scope="function")]  # until the answer is made, however long its reader takes
 
 
 def is_allowed(user: Any, method: Literal["GET", "PUT"], pipeline: str) -> bool:

@@ -9,7 +9,7 @@ import hmac
 import logging
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,20 +44,22 @@ class _Families(Collector):
 
 async def user_unless_scraper(
     request: Request, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
-) -> Any:
-    """Return Airflow's user; None for who sends the scrape token.
+) -> AsyncIterator[Any]:
+    """Yield Airflow's user, in turn; None for who sends the scrape token.
 
     Raises: Refusal (401).
     """
     if bearer is not None:
         is_scraper: bool = await run_in_threadpool(is_scrape_token, bearer.credentials)
         if is_scraper:
-            return None
-    return await access.current_user(request, bearer)
+            yield None
+            return
+    async with access.in_turn(await access.current_user(request, bearer)) as user:
+        yield user
 
 
 @router.get("/metrics")
-def scrape(request: Request, user: Annotated[Any, Depends(user_unless_scraper)]) -> Response:
+def scrape(request: Request, user: Annotated[Any, Depends(user_unless_scraper, scope="function")]) -> Response:
     """Return the metrics in Prometheus' text format, or in that of OpenMetrics if it is asked for."""
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     found, seconds = _measure()
