@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -76,6 +77,24 @@ def test_whatever_a_module_writes_or_raises_the_others_are_found(tmp_path: Path)
         if not closed:
             assert [pipeline["pipeline"] for pipeline in json.loads(done.stdout)] == ["loud"]
             assert {"program", "at exit", "a program at exit", "thread", "afterwards"} <= set(done.stderr.splitlines())
+
+
+IN_A_THREAD = """
+import os, threading
+from tidegate.state_store.base import process_exits
+with process_exits.as_errors():
+    (forks := threading.Thread(target=lambda: os.fork() or os._exit(3))).start()
+    forks.join()
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+    threading.Thread(target=os._exit, args=[0]).start()
+    threading.Event().wait()
+"""
+
+
+def test_a_thread_of_an_authors_code_ends_no_process_as_a_success() -> None:
+    """Airflow would show a batch as processed, and as committed, whose tasks ended so. A child that it forks may end."""
+    done = subprocess.run([sys.executable, "-c", IN_A_THREAD], capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (1, "A thread of an author's code has ended this process by os._exit(0).\n")
 
 
 def test_what_can_be_no_rebuilds_name_costs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
