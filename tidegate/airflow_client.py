@@ -4,6 +4,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -82,8 +83,12 @@ class AirflowClient:
 
     def _run(self, pipeline: str, run_id: str) -> dict[str, Any] | None:
         """Return a Dag run; None if Airflow has no such run."""
+        return self._found(f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")
+
+    def _found(self, path: str) -> dict[str, Any] | None:
+        """Return what is at a path; None if Airflow has nothing there."""
         try:
-            return self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")
+            return self._call("GET", path)
         except UnknownPipeline:
             return None
 
@@ -105,11 +110,9 @@ class AirflowClient:
             failed = self.task_instances(pipeline, run["dag_run_id"], "failed")
             failed_plan = run if any(task["task_id"] == self.PLAN for task in failed) else None
         health = self._call("GET", "/api/v2/monitor/health")
-        pools = self._call("GET", "/api/v2/pools", params={"limit": 100})["pools"]
         waiting = {"state": "deferred", "limit": 1}
         deferred = self._call("GET", "/api/v2/dags/~/dagRuns/~/taskInstances", params=waiting)["total_entries"]
         scheduled = self.task_instances(pipeline, runs[0]["dag_run_id"], "scheduled") if runs else []
-        wanted = {task["pool"] for task in scheduled}
         heartbeat = health["scheduler"]["latest_scheduler_heartbeat"]
         silence = None if heartbeat is None else datetime.now(UTC) - datetime.fromisoformat(heartbeat)
         return {
@@ -118,8 +121,7 @@ class AirflowClient:
             "paused_page": self._page(pipeline) if is_paused else None,
             "scheduler_silent_seconds": None if silence is None else silence.total_seconds(),
             "triggerer": health["triggerer"]["status"],
-            "full_pools": {pool["name"]: pool["slots"] for pool in pools if pool["slots"] >= 0 and pool["open_slots"] <= 0},
-            "missing_pools": sorted(wanted - {pool["name"] for pool in pools}),
+            "pools": {name: self._found(f"/api/v2/pools/{quote(name)}") for name in {task["pool"] for task in scheduled}},
             "deferred": deferred,
         }
 

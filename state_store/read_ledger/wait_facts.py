@@ -75,8 +75,8 @@ class RegisteredPipeline(NamedTuple):
 
     `queries` are the states that its transform reads, as registered. `quarantined` are records, `acks_due` commits that the
     source has yet to learn of. `silences` are the seconds since the last heartbeat of the open
-    attempts at uncommitted txids. `failed_plans` counts plans that failed since the last success: the newest in `failed_run`,
-    with `short_plan_error`, its first ERROR_CHARACTERS. `new_columns` are those of `ledger.undeclared_columns`.
+    attempts at uncommitted txids. `failed_plans` counts plans that failed since one succeeded at `planned_at`: the newest in
+    `failed_run`, with `short_plan_error`, its first ERROR_CHARACTERS. `new_columns` are those of `ledger.undeclared_columns`.
     """
 
     pipeline: str
@@ -94,6 +94,7 @@ class RegisteredPipeline(NamedTuple):
     quarantined: int
     acks_due: int
     silences: Mapping[str, float | None] | None
+    planned_at: datetime | None
     failed_plans: int
     plans_failing_since: datetime | None
     failed_run: str | None

@@ -1,6 +1,7 @@
 """What Airflow's facts mean for a pipeline that waits; tests/end_to_end asks a real Airflow."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,7 +10,12 @@ from tidegate.airflow_client import AirflowClient
 from tidegate.explain.airflow_report import BUSY_SECONDS, Facts, causes_of
 from tidegate.state_store.base.errors import PermanentError, UnknownPipeline
 
-FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, None, 1.0, "healthy", {}, [], 3, 2000)
+FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, None, 1.0, "healthy", {}, 3, 2000)
+
+
+def pool(slots: int, open_slots: int = 0, *, include_deferred: bool = False) -> Facts:
+    known = {"slots": slots, "open_slots": open_slots, "include_deferred": include_deferred}
+    return replace(FACTS, pools={"small": known})
 
 
 @pytest.mark.parametrize(
@@ -21,12 +27,16 @@ FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, None, 1.0, 
         (replace(FACTS, triggerer="unhealthy"), ["TRIGGERER_AWAY"], "triggerer is unhealthy"),
         (replace(FACTS, triggerer=None), ["TRIGGERER_AWAY"], "triggerer is not there"),
         (replace(FACTS, capacity=2), ["TRIGGERER_FULL"], "3 tasks wait in Airflow's triggerer, which has room for 2"),
-        (replace(FACTS, missing_pools=["mine"]), ["POOL_MISSING"], "Airflow has no pool mine, in which tasks of this run are"),
-        (replace(FACTS, full_pools={"small": 1}), ["POOL_FULL"], "No slot of Airflow's pool small is free: all 1 are taken"),
+        (replace(FACTS, pools={"mine": None}), ["POOL_MISSING"], "Airflow has no pool mine, in which tasks of this run are"),
+        (pool(1), ["POOL_FULL"], "No slot of Airflow's pool small is free: all 1 are taken"),
+        (pool(0), ["POOL_FULL"], "Airflow's pool small has no slots"),
+        (pool(4, -2, include_deferred=True), ["POOL_FULL"], "wait for one. Tasks that wait in the triggerer take slots of it"),
+        (pool(4, 1), [], "Airflow's run manual__1 of orders is running"),
+        (pool(-1, -1), [], "Airflow's run manual__1 of orders is running"),
     ],
 )
 def test_each_obstacle_is_named_besides_the_active_run(facts: Facts, codes: list[str], fragment: str) -> None:
-    found = list(causes_of("orders", facts))
+    found = list(causes_of("orders", facts, None))
     assert [cause.code for cause in found] == ["RUN_ACTIVE", *codes]
     assert fragment in found[-1].sentence
     assert all(cause.advice for cause in found)
@@ -34,9 +44,12 @@ def test_each_obstacle_is_named_besides_the_active_run(facts: Facts, codes: list
 
 def test_without_an_active_run_airflow_names_a_plan_that_failed_before_it_could_note_why() -> None:
     """A wrong parameter of the run fails its plan before that asks the ledger; a plan that was killed notes nothing either."""
-    assert list(causes_of("orders", replace(FACTS, run=None, triggerer=None))) == []
+    assert list(causes_of("orders", replace(FACTS, run=None, triggerer=None), None)) == []
     refused = {"dag_run_id": "manual__2", "end_date": "2026-11-01T10:00:00Z"}
-    (found,) = causes_of("orders", replace(FACTS, run=None, failed_plan=refused))
+    facts, ended = replace(FACTS, run=None, failed_plan=refused), datetime(2026, 11, 1, 10, tzinfo=UTC)
+    (found,) = causes_of("orders", facts, ended - timedelta(seconds=1))
+    assert list(causes_of("orders", facts, None)) == [found]
+    assert list(causes_of("orders", facts, ended + timedelta(seconds=1))) == []  # `tidegate run` has planned since
     assert (found.code, found.since) == ("RUN_REFUSED", "2026-11-01T10:00:00+00:00")
     assert "Airflow's newest run manual__2 of orders failed in its plan" in found.sentence
 
@@ -46,7 +59,7 @@ def test_without_an_active_run_airflow_names_a_plan_that_failed_before_it_could_
 )
 def test_no_run_of_a_paused_dag_is_said_to_go_on(run: Any, fragment: str) -> None:
     """Airflow looks at no run of a paused Dag, and refuses to start one."""
-    (found,) = causes_of("orders", replace(FACTS, run=run, paused_page="http://127.0.0.1:8080/dags/orders"))
+    (found,) = causes_of("orders", replace(FACTS, run=run, paused_page="http://127.0.0.1:8080/dags/orders"), None)
     assert found.code == "DAG_PAUSED"
     assert fragment in found.sentence
     assert found.advice == "Unpause it in Airflow: http://127.0.0.1:8080/dags/orders"

@@ -1,6 +1,6 @@
 """What Airflow says of a pipeline at which no process works: a paused Dag, an active run, a slow scheduler, a full pool."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,10 +19,10 @@ CAPACITY = "AIRFLOW__TRIGGERER__DEFAULT_CAPACITY"
 
 @dataclass(frozen=True)
 class Facts:
-    """What Airflow says: the pipeline's active run; its processes; pools without a free slot; tasks that wait in triggerers.
+    """What Airflow says: the pipeline's active run; its processes; tasks that wait in triggerers.
 
-    `failed_plan` is the newest run, if none is active and its plan failed. `missing_pools` are those in which tasks of the run
-    are to be, and which Airflow does not have. `paused_page` is the Dag's page if the Dag is paused.
+    `failed_plan` is the newest run, if none is active and its plan failed. `pools` are those in which tasks of the run wait
+    for a slot, None where Airflow has no such pool. `paused_page` is the Dag's page if the Dag is paused.
     """
 
     run: Mapping[str, Any] | None
@@ -30,25 +30,27 @@ class Facts:
     paused_page: str | None
     scheduler_silent_seconds: float | None
     triggerer: str | None
-    full_pools: Mapping[str, int]
-    missing_pools: Sequence[str]
+    pools: Mapping[str, Mapping[str, Any] | None]
     deferred: int
     capacity: int
 
 
-def causes(settings: Settings, pipeline: str) -> list[Cause]:
-    """Ask Airflow; return what keeps a run of this pipeline from going on, the root last; [] if nothing does, without a run."""
+def causes(settings: Settings, pipeline: str, planned_at: datetime | None) -> list[Cause]:
+    """Ask Airflow; return what keeps a run of this pipeline from going on, the root last; [] if nothing does, without a run.
+
+    A plan of the pipeline has last succeeded at `planned_at`: a run that failed before then says nothing of the next one.
+    """
     from tidegate.airflow_client import AirflowClient  # noqa: PLC0415 - imports httpx
 
     try:
         with closing(AirflowClient(settings)) as airflow:
-            return list(causes_of(pipeline, Facts(**airflow.facts(pipeline), capacity=_capacity())))
+            return list(causes_of(pipeline, Facts(**airflow.facts(pipeline), capacity=_capacity()), planned_at))
     except TidegateError as error:
         story = f"Airflow cannot be asked whether a run is on its way: {str(error).rstrip('.')}."
         return [cause("AIRFLOW_UNKNOWN", story, severity="warning", error=error.code)]
 
 
-def causes_of(pipeline: str, facts: Facts) -> Iterator[Cause]:
+def causes_of(pipeline: str, facts: Facts, planned_at: datetime | None) -> Iterator[Cause]:
     """Yield the causes that follow from the facts, the nearest first."""
     if facts.paused_page is not None:
         waits = f": its run {facts.run['dag_run_id']} starts no task" if facts.run else ", so no run of it begins"
@@ -56,7 +58,8 @@ def causes_of(pipeline: str, facts: Facts) -> Iterator[Cause]:
         yield cause("DAG_PAUSED", story, severity="warning", advice=f"Unpause it in Airflow: {facts.paused_page}")
         return
     if facts.run is None:
-        if failed := facts.failed_plan:
+        failed = facts.failed_plan
+        if failed and (planned_at is None or datetime.fromisoformat(failed["end_date"]) > planned_at):
             yield cause(
                 "RUN_REFUSED",
                 f"Airflow's newest run {failed['dag_run_id']} of {pipeline} failed in its plan.",
@@ -83,12 +86,21 @@ def causes_of(pipeline: str, facts: Facts) -> Iterator[Cause]:
 
 
 def _of_pools(facts: Facts, known: Mapping[str, Any]) -> Iterator[Cause]:
-    for name, slots in sorted(facts.full_pools.items()):
-        story = f"No slot of Airflow's pool {name} is free: all {slots} are taken, and tasks wait for one."
-        yield cause("POOL_FULL", story, advice="Wait until tasks of other Dags end, or give the pool more slots.", **known)
-    for name in facts.missing_pools:
-        story = f"Airflow has no pool {name}, in which tasks of this run are to be: it never starts them."
-        yield cause("POOL_MISSING", story, advice="Make it in Airflow (Admin, Pools), or change pool= of the Dag.", **known)
+    for name, pool in sorted(facts.pools.items()):
+        if pool is None:
+            story = f"Airflow has no pool {name}, in which tasks of this run are to be: it never starts them."
+            yield cause("POOL_MISSING", story, advice="Make it in Airflow (Admin, Pools), or change pool= of the Dag.", **known)
+        elif pool["slots"] >= 0 and pool["open_slots"] <= 0:
+            story = f"No slot of Airflow's pool {name} is free: all {pool['slots']} are taken, and tasks wait for one."
+            advice = "Wait until tasks of other Dags end, or give the pool more slots."
+            if pool["slots"] == 0:
+                story, advice = f"Airflow's pool {name} has no slots, and tasks wait for one.", "Give it some (Admin, Pools)."
+            elif pool["include_deferred"]:
+                story = f"{story[:-1]}. Tasks that wait in the triggerer take slots of it, too."
+                advice = (
+                    "Let deferred tasks take no slot of the pool (Admin, Pools, Include Deferred): they may wait for these."
+                )
+            yield cause("POOL_FULL", story, advice=advice, **known)
 
 
 def _capacity() -> int:

@@ -16,6 +16,7 @@ from tidegate.state_store.base.settings import Settings
 
 if TYPE_CHECKING:
     from tidegate.explain.why import Cause, Why
+    from tidegate.state_store import StateStore
 
 # Causes beside one another, rather than one because of the next.
 BESIDES = ("ACK_OUTSTANDING", "AIRFLOW_UNKNOWN", "RUN_ACTIVE", "NEW_COLUMNS", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED")
@@ -72,16 +73,16 @@ def _explain(pipeline: str, txid: int | None) -> "Why":
     try:
         with connected() as store:
             found = causes.explain(store, pipeline, txid, ask_source=store)
-            return causes.Why((*found.causes, *_of_airflow(pipeline, store.settings, found.causes)))
+            return causes.Why((*found.causes, *_of_airflow(pipeline, store, found.causes)))
     except (StoreUnavailable, AccessRefused, SchemaOutOfDate) as error:
         return causes.Why((causes.of_error(error),))
 
 
-def _of_airflow(pipeline: str, settings: Settings, found: "Sequence[Cause]") -> "list[Cause]":
+def _of_airflow(pipeline: str, store: "StateStore", found: "Sequence[Cause]") -> "list[Cause]":
     """Return what Airflow adds to causes under which no process is at work on the pipeline."""
-    if not settings.has_airflow or found[-1].code not in airflow_report.ASKED_AFTER:
+    if not store.settings.has_airflow or found[-1].code not in airflow_report.ASKED_AFTER:
         return []
-    return airflow_report.causes(settings, pipeline)
+    return airflow_report.causes(store.settings, pipeline, store.waits({pipeline: None})[pipeline].row.planned_at)
 
 
 def _lines(title: str, found: "Why") -> Iterator[str]:
