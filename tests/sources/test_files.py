@@ -363,6 +363,7 @@ NO_FILES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "a folder": ("02.csv", Path.mkdir, r"inbox/02\.csv "),
     "a dangling link": ("02.csv", lambda path: path.symlink_to("nowhere"), r"inbox/02\.csv "),
     "a pipe": ("02.csv", os.mkfifo, r"inbox/02\.csv "),
+    "packed": ("02.csv.Zip", Path.touch, r"inbox/02\.csv\.Zip is packed in a way that is not read"),
     "unreadable": ("02.csv", unreadable, r"inbox/02\.csv "),
     "no UTF-8": (os.fsdecode(b"\xff.csv"), Path.touch, r"\.csv"),
     "no URI": ("{[10:30]}.parquet", Path.touch, r"Spark cannot open a Parquet file with a colon and one of \[\]\{\}"),

@@ -296,11 +296,11 @@ def test_a_manifest_that_cannot_be_followed_stops_planning(project: Settings, bu
 
 @by_ledger
 def test_an_object_that_manifests_name_again_is_read_once(inbox: Inbox, bucket: Bucket) -> None:
-    """By several manifests, and by one that is written again, which is read from its beginning."""
+    """By several manifests, and by one that is written again, which is read from its beginning, also if it was read whole."""
     source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists/", max_files=1)
     pipeline = inbox.declare(source)
-    for name in ("1", "2", "3", "4"):
-        bucket.put(f"in/{name}", f"name,amount\n{name},1\n")
+    for name in ("1", "2", "3", "4", "5\u2028"):
+        bucket.put(f"in/{name}", f"name,amount\n{name[0]},1\n")
     for number, names in enumerate(("1\n2\n", "2\n1\n", "1\n2\n")):
         bucket.put(f"in/_lists/{number}", names)
     (txid,) = steps.plan(inbox.settings, pipeline, run_id="first", max_batches=1)
@@ -308,7 +308,11 @@ def test_an_object_that_manifests_name_again_is_read_once(inbox: Inbox, bucket: 
     bucket.put("in/_lists/0", "3\n1\n2\n")
     bucket.put("in/_lists/2", "4\n1\n2\n")
     assert inbox.run(pipeline, "second") == [2, 3, 4]
-    assert inbox.counts(pipeline) == dict.fromkeys("1234", (1, 1))
+    bucket.put("in/_lists/2", "4\n1\n2\n5\u2028\n")
+    assert inbox.run(pipeline, "third") == [5]
+    bucket.delete("in/_lists/2")
+    assert inbox.run(pipeline, "fourth") == []
+    assert inbox.counts(pipeline) == dict.fromkeys("12345", (1, 1))
 
 
 def test_a_manifest_that_is_written_again_while_it_is_read_is_not_read_in_part(project: Settings, bucket: Bucket) -> None:

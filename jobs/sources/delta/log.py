@@ -33,7 +33,7 @@ _SECOND_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-f-]{36}\.(?:json|par
 _TABLE_COLUMNS, _FILE_COLUMNS = ("protocol", "metaData"), ("add.path", "add.partitionValues", "add.size", "add.deletionVector")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DataFile:
     """A data file in the log: its name below the table's folder, size in bytes, and partition values as text.
 

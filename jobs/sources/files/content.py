@@ -5,6 +5,7 @@ import codecs
 import gzip
 import hashlib
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from tidegate.jobs.spark.library_internals import is_text_encoding
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 
 READ_BLOCK_BYTES = 1 << 20
-COMPRESSED = (".gz", ".bz2")
+COMPRESSED = re.compile(r"\.(gz|bz2)$", re.IGNORECASE)
 UTF8 = "utf-8"
 MARKED = ("utf-16", "utf-32")  # Python's decoders of these remove the byte order mark
 BYTE_ORDER_MARK = "\ufeff".encode()
@@ -157,10 +158,11 @@ def text_of(
 
 
 def _blocks(path: Place, content: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
-    if path.suffix == ".gz":
+    kind = COMPRESSED.search(path.name)
+    if kind and kind[1].lower() == "gz":
         with gzip.open(content) as unpacked:  # several members may follow one another; zeros after the last are no data
             yield from iter(partial(unpacked.read, READ_BLOCK_BYTES), b"")
-    elif path.suffix == ".bz2":
+    elif kind:
         yield from _unpacked_bz2(content)
     else:
         content.seek(start)

@@ -22,8 +22,8 @@ from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 # Python's surrogates for bytes of a name that are not UTF-8.
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
 LONGEST_NAME_BYTES = 2000  # certain to fit into the ledger's index
-# Compression that cannot be checked before Spark reads the file.
-UNCHECKED = re.compile(r"\.(zst|lz4|snappy|deflate|xz)$", re.IGNORECASE)
+# Endings of what is not unpacked here, and would be read as it lies there.
+PACKED = re.compile(r"\.(zstd?|lz4|lzo|snappy|deflate|xz|br|z|zip|7z|tar|tgz|tar\.(gz|bz2))$", re.IGNORECASE)
 
 
 def with_identity(source: Files, path: ObjectPath, listed: ObjectInfo) -> ObjectInfo | None:
@@ -84,15 +84,15 @@ def file_identity(source: Files, folder: Path, name: str, min_age_seconds: int) 
         after = path.stat()
     except OSError as error:
         raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable, or move it away.") from error
-    if stamp_of(before) != stamp_of(after) or is_young(after, min_age_seconds):
+    if stamp_of(before) != stamp_of(after) or is_young(after.st_mtime_ns, min_age_seconds):
         return None
     return {"name": name, **stamp_of(after)._asdict(), "sha256": digest}
 
 
 def _check_name(source: Files, path: Place) -> None:
     """Refuse a file that could never be read, before a batch is planned with it."""
-    if UNCHECKED.search(path.name):
-        raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
+    if PACKED.search(path.name):
+        raise SourceUnreadable(f"{path} is packed in a way that is not read. Use gzip or bzip2, of one file.")
     has_colon = ":" in (path.key if isinstance(path, ObjectPath) else str(path))
     if source.format == "parquet" and has_colon and re.search(r"[\[\]{}*?\\]", str(path)):
         raise SourceUnreadable(

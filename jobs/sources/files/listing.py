@@ -54,7 +54,7 @@ class Listing:
     def young(self, min_age_seconds: int) -> list[str]:
         """Return the files that may still be written, by their age."""
         if isinstance(self.place, ObjectPath):
-            return [name for name, info in self.objects.items() if is_too_young(info, min_age_seconds)]
+            return [name for name, info in self.objects.items() if is_young(info.mtime_ns, min_age_seconds)]
         return young_files(self.place, self.names, min_age_seconds)
 
     def unmarked(self, marker: str) -> list[str]:
@@ -266,9 +266,9 @@ def name_in(place: ObjectPath, info: ObjectInfo) -> str:
     return info.key[len(place.key) + 1 :] if place.key else info.key
 
 
-def is_young(status: os.stat_result, min_age_seconds: int) -> bool:
-    """Return whether a file may still be written, by its age; a time far in the future is no sign of that."""
-    return abs(time.time() - status.st_mtime) < min_age_seconds
+def is_young(mtime_ns: int, min_age_seconds: int) -> bool:
+    """Return whether a file or an object may still be written, by its age; a time far in the future is no sign of that."""
+    return abs(time.time() - mtime_ns / 10**9) < min_age_seconds
 
 
 def young_files(folder: Path, names: Iterable[str], min_age_seconds: int) -> list[str]:
@@ -276,14 +276,9 @@ def young_files(folder: Path, names: Iterable[str], min_age_seconds: int) -> lis
     young = []
     for name in names if min_age_seconds > 0 else ():
         with suppress(OSError):
-            if is_young((folder / name).stat(), min_age_seconds):
+            if is_young((folder / name).stat().st_mtime_ns, min_age_seconds):
                 young.append(name)
     return young
-
-
-def is_too_young(info: ObjectInfo, min_age_seconds: int) -> bool:
-    """Return whether an object changed less than this age ago, so that it may still be written."""
-    return time.time() - info.mtime_ns / 10**9 < min_age_seconds
 
 
 def printable(path: Path) -> str:

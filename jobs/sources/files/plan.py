@@ -28,7 +28,7 @@ from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file, stamp_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.jobs.sources.files.identity import NOT_UTF8, entry_of, file_identity, identity_of, with_identity
-from tidegate.jobs.sources.files.listing import is_too_young, matching_objects, names_not_matching, young_files
+from tidegate.jobs.sources.files.listing import is_young, matching_objects, names_not_matching, young_files
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, describe, exists
@@ -178,8 +178,7 @@ class FilesCoordinator(Coordinator):
         unstorable = [name for name in names if NOT_UTF8.search(name)]  # refused when a batch would take them
         names = [name for name in names if not NOT_UTF8.search(name)] if unstorable else names
         new = [name for name, earlier in self._history.taken_files(names, txid) if self._is_new(name, earlier)]
-        self._history.note_times(self._touched)
-        self._touched.clear()
+        self._note_touched()
         if self._changed:
             raise self._changed_since()
         if self._back:
@@ -201,8 +200,8 @@ class FilesCoordinator(Coordinator):
         if same is not None:
             if same.is_done and self._done:
                 self._back.append(same)
-            elif same.is_committed and same != (now := replace(same, **stamp)):
-                self._touched.append(now)
+            else:
+                self._touch(same, stamp)
             return False
         if (last := last_counted(earlier)) is None:
             return True  # nothing of it has counted: what was skipped has been replaced
@@ -212,6 +211,16 @@ class FilesCoordinator(Coordinator):
             return True  # the file that counted was moved away: this is another of the same name
         self._changed.append(last)
         return False
+
+    def _touch(self, file: TakenFile, stamp: Mapping[str, Any]) -> None:
+        """Take note of a new stamp of a file that has counted, so that no later plan reads the file for its digest again."""
+        if file.is_committed and file != (now := replace(file, **stamp)):
+            self._touched.append(now)
+
+    def _note_touched(self) -> None:
+        if self._history and self._touched:
+            self._history.note_times(self._touched)
+            self._touched.clear()
 
     def _changed_since(self) -> SourceChanged:
         first, *others = self._changed
@@ -323,9 +332,10 @@ class FolderCoordinator(FilesCoordinator):
             # Files of other origin may have the same time of whole seconds.
             times = list({time for status in statuses.values() if (time := status.st_mtime_ns) % 10**9})
             taken = self._history.files_of_times(times, txid) if self._history and times else ()
+            others = {name: self._other_name(name, status, taken, links) for name, status in statuses.items()}
+            self._note_touched()
             for name in chunk:
-                other = self._other_name(name, statuses[name], taken, links) if name in statuses else None
-                if other is None:
+                if (other := others.get(name)) is None:
                     yield name
                 else:
                     logger.warning("%s: left alone, because it is the file that counts as %s.", self._place / name, other)
@@ -341,7 +351,9 @@ class FolderCoordinator(FilesCoordinator):
         others = [file for file in taken if file.mtime_ns == time_ns and file.name != name and not file.is_skipped]
         earlier = [file for file in others if file.name not in self._page or (file.inode or "").startswith(number)]
         with suppress(FileNotFoundError):
-            if earlier and (same := self._find_same(name, earlier)[0]) is not None:
+            same, stamp = self._find_same(name, earlier) if earlier else (None, {})
+            if same is not None:
+                self._touch(same, stamp)
                 return same.name
         if status.st_nlink > 1 and (first := links.setdefault((status.st_dev, status.st_ino), name)) != name:
             return first
@@ -424,7 +436,7 @@ class ObjectsCoordinator(FilesCoordinator):
 
     def _identify(self, name: str) -> dict[str, Any] | None:
         info = with_identity(self._source, self._place / name, self._page[name])
-        if info is not None and is_too_young(info, self._min_age_seconds):
+        if info is not None and is_young(info.mtime_ns, self._min_age_seconds):
             self._young.append(name)
             return None
         return None if info is None else entry_of(self._source, self._place, name, info)
@@ -453,7 +465,7 @@ class ObjectsCoordinator(FilesCoordinator):
             return None
         if AFTER in previous:
             return previous[AFTER]  # type: ignore[no-any-return]
-        return previous["files"][-1]["name"] if previous["files"] else None
+        return previous["files"][-1]["name"] if previous.get("files") else None
 
 
 def first_names(names: Sequence[str]) -> str:

@@ -237,7 +237,7 @@ class FileReader(Emitter):
             if grown_from(path, entry["size"], entry["sha256"], within=file.within):
                 what += f" Its first {entry['size']} bytes are what was planned."
             advice = "Put the planned content back, and what was added, as whole records, into a file of another name."
-            if path.suffix in COMPRESSED:  # nothing can be divided there, and a broken one had to be repaired
+            if COMPRESSED.search(path.name):  # nothing can be divided there, and a broken one had to be repaired
                 advice = f"Put the planned content back; or, to read it as it is now, give the batch up: {skip_command()}"
             raise self._changed(what, advice)
         return status.st_dev, status.st_ino, status.st_ctime_ns

@@ -16,7 +16,7 @@ from tidegate.jobs.sources import Coordinator, Source
 from tidegate.jobs.sources.data_files import DataFilesCoordinator
 from tidegate.jobs.sources.files.content import digest_of, open_file, stamp_of
 from tidegate.jobs.sources.files.identity import entry_of, file_identity, with_identity
-from tidegate.jobs.sources.files.listing import is_too_young, young_files
+from tidegate.jobs.sources.files.listing import is_young, young_files
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath
 from tidegate.jobs.sources.inputs.reference import MOST_FILES, Reference, check_count, names_of, objects_of
@@ -83,7 +83,7 @@ def _find_objects(declared: Files, place: ObjectPath, min_age: int) -> SourceMet
     for name, info in listed.items():
         if (whole := with_identity(declared, place / name, info)) is None:
             continue  # it stands for a folder; or it is gone, as the second listing shows
-        if is_too_young(whole, min_age):
+        if is_young(whole.mtime_ns, min_age):
             return None
         files.append(entry_of(declared, place, name, whole))
     # As on a disk: an object that was overwritten meanwhile has another size, time or ETag.

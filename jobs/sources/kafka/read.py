@@ -115,6 +115,7 @@ class KafkaReader(Emitter):
             return
         topic = self._topic(metadata)
         self._check_kept(attempt, metadata, topic)
+        self._source.check_not_compacted(topic)
         self._check_not_cut(attempt, metadata, topic)
         assert self._delivered is not None
         delivered = self._delivered.get
@@ -224,7 +225,6 @@ class KafkaReader(Emitter):
                 f"{metadata['topic_id']}, now it is {topic.id}. The planned records are gone; give the batch up: "
                 f"{skip_command(attempt.pipeline, attempt.txid)}"
             )
-        self._source.check_not_compacted(topic)
         first_left, ranges = topic.offsets("earliest"), _ranges(metadata)
         left: dict[int, tuple[int, int]] = {}
         expired: list[str] = []

@@ -3,6 +3,7 @@
 from tests.mutants.planted_fault import MODULE, in_file
 
 FILES = in_file("jobs/sources/files/plan.py")
+MANIFESTS = in_file("jobs/sources/files/stores/manifest_plan.py")
 READ = in_file("jobs/sources/files/read.py")
 FILE_IDENTITY = in_file("jobs/sources/files/identity.py")
 KAFKA = in_file("jobs/sources/kafka/plan.py")
@@ -45,7 +46,14 @@ MUTANTS = (
         '[-f"{status.st_ino}.{status.st_ctime_ns}-]{+"same+}"',
         f"{IDENTITY}::test_a_file_of_the_same_size_and_time_is_read_and_named",
     ),
-    FILES("a-renamed-file-counts-again", "I1", "FolderCoordinator._other_name")("if {+not +}earlier and", BY_ANOTHER_NAME),
+    FILES("a-renamed-file-counts-again", "I1", "FolderCoordinator._other_name")("if {+not +}earlier else", BY_ANOTHER_NAME),
+    FILES("a-renamed-file-is-read-at-each-plan", "I20", "FolderCoordinator._other_name")(
+        "[-self._touch(same, stamp)-]{+pass+}", BY_ANOTHER_NAME
+    ),
+    MANIFESTS("a-manifest-that-was-read-whole-is-passed-when-it-is-written-again", "I12", "ManifestsCoordinator._unread")(
+        "if last is not None{+ and last.read < last.of+}:",
+        f"{OF_OBJECTS}::test_an_object_that_manifests_name_again_is_read_once",
+    ),
     FILES("a-hard-link-counts-again", "I1", "FolderCoordinator._other_name")("st_nlink > [-1-]{+9+}", BY_ANOTHER_NAME),
     COUNTED_FILES("what-was-skipped-is-taken-for-what-counted", "I1", "last_counted")(
         "if [-not file.is_skipped-]{+file+}", f"{IDENTITY}::test_a_file_that_was_skipped_and_then_completed_is_read"
@@ -146,7 +154,7 @@ MUTANTS = (
         f"{IDENTITY}::test_a_done_folder_ahead_of_the_ledger_is_refused",
     ),
     FILE_IDENTITY("a-file-that-is-still-written-is-taken", "I11", "file_identity")(
-        "if stamp_of(before) != stamp_of(after)[- or is_young(after, min_age_seconds)-]:",
+        "if stamp_of(before) != stamp_of(after)[- or is_young(after.st_mtime_ns, min_age_seconds)-]:",
         f"{IDENTITY}::test_a_young_file_is_named_and_delays_no_other",
     ),
     CONTENT("a-link-leads-out-of-the-source", "security:author-of-data", "_check_opened")(

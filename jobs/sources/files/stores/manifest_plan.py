@@ -3,7 +3,8 @@
 metadata = {"files": [...], "manifest": {"name", "sha256", "read", "of"}, "place": where the manifests are}
 
 Manifests are taken in the order of their names, and objects in the order in which a manifest names them. `read` of its `of`
-names have been taken or were known, so a plan begins there: neither the objects nor the manifests before are listed again.
+names have been taken or were known, so a plan begins there, unless the manifest has been written again: neither the objects
+nor the manifests before are listed again.
 """
 
 import json
@@ -14,7 +15,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from tidegate.jobs.sources.files.identity import entry_of, with_identity
-from tidegate.jobs.sources.files.listing import EVERYTHING, is_too_young, matching_objects
+from tidegate.jobs.sources.files.listing import EVERYTHING, is_young, matching_objects
 from tidegate.jobs.sources.files.plan import PLACE, ObjectsCoordinator
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import PAGE
@@ -74,11 +75,11 @@ class ManifestsCoordinator(ObjectsCoordinator):
         """Yield each manifest that is not known to be read whole, with its names."""
         is_of_these = previous is not None and MANIFEST in previous and previous[PLACE] == str(self._manifests)
         last = _Progress(**previous[MANIFEST]) if previous and is_of_these else None
-        if last is not None and last.read < last.of:
+        if last is not None:
             yield self._read_manifest(last.name, last)
         for page in matching_objects(self._manifests, EVERYTHING, last.name if last else None):
             for name, listed in page.items():
-                if is_too_young(listed, self._manifest_age_seconds):
+                if is_young(listed.mtime_ns, self._manifest_age_seconds):
                     age = self._manifest_age_seconds
                     logger.warning("%s/%s changed less than %s s ago: not read yet.", self._manifests, name, age)
                     return  # later ones have their turn after it
@@ -99,6 +100,8 @@ class ManifestsCoordinator(ObjectsCoordinator):
             with replace(path, etag=info.etag).open() as file:
                 content = file.read()
         except FileNotFoundError:
+            if last and last.read == last.of:
+                return last, []
             state = "of which not all names have been read" if last else "while it was read"
             raise SourceChanged(f"Manifest {path} is gone, {state}. Put it back.") from None
         digest = sha256(content).hexdigest()
@@ -148,7 +151,7 @@ def _lines(path: ObjectPath, content: bytes) -> Iterator[tuple[int, str]]:
     try:
         text = content.decode("utf-8-sig")
         if not text.lstrip().startswith("{"):
-            lines = (line.strip() for line in text.splitlines())
+            lines = (line.strip() for line in text.split("\n"))
             yield from ((number, line) for number, line in enumerate(lines, 1) if line)
             return
         for number, entry in enumerate(json.loads(text)["entries"], 1):

@@ -37,11 +37,6 @@ class ObjectPath:
         """Return the last part of the key."""
         return self.key.rpartition("/")[2]
 
-    @property
-    def suffix(self) -> str:
-        """Return the ending of the name, as `Path.suffix` does."""
-        return Path(self.name).suffix
-
     def open(self, mode: str = "rb") -> IO[bytes]:
         """Open the object for reading; its bytes are requested as they are read.
 

@@ -68,7 +68,7 @@ def scan(file: BatchFile, parser: RecordParser, encoding: str, in_folders: Mappi
     """
     names, header_line = _columns(file, parser, encoding, in_folders) if isinstance(parser, CsvParser) else (None, 0)
     grammar, rows = parser.grammar_of(names), 0
-    divides = encoding == UTF8 and file.path.suffix not in COMPRESSED and not grammar.whole
+    divides = encoding == UTF8 and not COMPRESSED.search(file.path.name) and not grammar.whole
     ranges = _Ranges(FileRange(file, 0, header_line=header_line, names=names), divides=divides)
     keys = _Keys(parser, in_folders)
     for chunk in chunks(text_of(file.path, encoding, within=file.within), grammar):
