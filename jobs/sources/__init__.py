@@ -327,7 +327,7 @@ class Source(Protocol):
     @property
     def input_names(self) -> Sequence[str]:
         """The names of the inputs of which this source is composed; none for any other source."""
-        return ()
+        return tuple(filter(None, self.parts))
 
     @property
     def follows(self) -> str | None:

@@ -58,18 +58,12 @@ def coordinator_of(source: Source, settings: Settings) -> Coordinator:
 
 
 def _coordinator_of_files(source: Files, settings: Settings) -> Coordinator:
-    place, manifests = source.objects(), source.manifests_place()
-    if place and manifests:
-        from tidegate.jobs.sources.files.stores.manifest_plan import ManifestsCoordinator
+    from tidegate.jobs.sources.files.plan import FolderCoordinator, ObjectsCoordinator
+    from tidegate.jobs.sources.files.stores.manifest_plan import ManifestsCoordinator
 
-        return ManifestsCoordinator(source, place, manifests, min_age_seconds=source.min_age(settings))
-    if place:
-        from tidegate.jobs.sources.files.plan import ObjectsCoordinator
-
-        return ObjectsCoordinator(source, place, min_age_seconds=source.min_age(settings))
-    from tidegate.jobs.sources.files.plan import FolderCoordinator
-
-    return FolderCoordinator(source, settings)
+    if source.manifests is not None:
+        return ManifestsCoordinator(source, settings)
+    return (ObjectsCoordinator if source.objects() else FolderCoordinator)(source, settings)
 
 
 def emitter_of(source: Source, spark: "SparkSession", settings: Settings) -> Emitter:

@@ -19,6 +19,11 @@ from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMe
 logger = logging.getLogger(__name__)
 
 
+def last_slices(metadata: SourceMetadata) -> dict[str, SourceMetadata]:
+    """Return the last slice of every known partition."""
+    return {**metadata["idle"], **metadata["partitions"]}
+
+
 class Partitions(Protocol):
     """What the author of a partitioned source implements: the partitions, and their next slices, for one plan."""
 
@@ -51,14 +56,14 @@ class PartitionedCoordinator(Coordinator):
         """
         if current_metadata is not None and self._kind == "transactional":
             return current_metadata
-        last_slices = {**previous_metadata["idle"], **previous_metadata["partitions"]} if previous_metadata else {}
+        last = last_slices(previous_metadata) if previous_metadata else {}
         names = sorted(self._partitions.names())
-        if gone := sorted(last_slices.keys() - set(names)):
+        if gone := sorted(last.keys() - set(names)):
             self._report_missing(txid, PartitionUnavailable(f"Partition {', '.join(gone)} of the source has vanished."))
         slices: dict[str, SourceMetadata] = {}
         for name in names:
             try:
-                following = self._partitions.next_slice(name, last_slices.get(name))
+                following = self._partitions.next_slice(name, last.get(name))
             except PartitionUnavailable as unavailable:
                 self._report_missing(txid, unavailable)
                 continue
@@ -66,7 +71,7 @@ class PartitionedCoordinator(Coordinator):
                 slices[name] = following
         if not slices and current_metadata is None:
             return None
-        return {"partitions": slices, "idle": {name: last for name, last in last_slices.items() if name not in slices}}
+        return {"partitions": slices, "idle": {name: each for name, each in last.items() if name not in slices}}
 
     def _report_missing(self, txid: int, unavailable: PartitionUnavailable) -> None:
         if self._kind == "transactional":

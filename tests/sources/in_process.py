@@ -152,14 +152,9 @@ def by_own_tasks(
     """Return the rows of Parquet files by the tasks that read what Spark's own reader would misread."""
     types = {name: parse_type(kind).arrow for name, kind in reader._columns.items()}
     reader._check_files(attempt, metadata)
-    found: list[dict[str, Any]] = []
-    for file, footer in zip(reader._files, reader._read_footers(types), strict=True):
-        tasks, columns = reader._tasks([(file, footer)]), reader.columns_in(file)
-        task = RowsReader(tasks, {name: types[name] for name in columns}, columns, flagged)
-        rows = ThisProcess().range(0, len(tasks), 1, 1).mapInArrow(task, None)
-        values = {name: value[0].as_py() for name, value in file.values.items()}
-        found += [{**row, **values} for row in rows.table.to_pylist()]
-    return found
+    tasks = reader._tasks(zip(reader._files, reader._read_footers(types), strict=True))
+    rows = ThisProcess().range(0, len(tasks), 1, 1).mapInArrow(RowsReader(tasks, types, reader._columns, flagged), None)
+    return list(rows.table.to_pylist())
 
 
 class Follower:

@@ -473,7 +473,9 @@ def other_file_system(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_move_to_another_file_system_is_whole_or_not_at_all(tmp_path: Path, other_file_system: Path) -> None:
+def test_a_move_to_another_file_system_is_whole_or_not_at_all(
+    tmp_path: Path, other_file_system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = DoneFolder(tmp_path, other_file_system)
     (tmp_path / "sub").mkdir()
     file = tmp_path / "sub" / "1.csv"
@@ -490,6 +492,14 @@ def test_a_move_to_another_file_system_is_whole_or_not_at_all(tmp_path: Path, ot
     with pytest.raises(SourceChanged, match="so it is not moved"):
         folder.move(5, first)
     other = {**first, "size": 7, "sha256": sha256(file.read_bytes()).hexdigest()}
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(
+            shutil, "copy2", lambda source, copy: (copy.write_bytes(source.read_bytes()), source.write_text("new"))
+        )
+        with pytest.raises(SourceChanged, match="was replaced while it was being moved"):
+            folder.move(5, other)
+    assert file.read_text() == "new"
+    file.write_text("another")
     folder.move(5, other)
     folder.move(4, first)
     folder.move(5, other)

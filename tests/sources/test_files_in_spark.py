@@ -109,7 +109,8 @@ def test_spark_opens_parquet_files_of_any_name(inbox: Inbox, folder: Folder, mon
     assert metadata
     values = lambda rows: sorted((row["name"], row["amount"]) for row in rows if row["name"])  # noqa: E731
     here = folder.records(replace(source, partitions={}))
-    for kind in ("int", "bigint"):  # a wider type is read by our own tasks
+    for kind, groups in (("int", 9), ("bigint", 9), ("int", 1)):  # a wider type, or many folders: read by our own tasks
+        monkeypatch.setattr(parquet, "MOST_GROUPS", groups)
         found = by_spark(inbox, replace(source, schema={**SCHEMA, "amount": kind}), metadata, flagged=True)
         assert (values(found), len(found)) == (values(here), len(here))
         days = {row["name"]: row["dt"].day for row in found if row["name"]}

@@ -81,11 +81,11 @@ class DoneFolder:
                     "counted, and give what is new another name."
                 )
             target.parent.mkdir(parents=True, exist_ok=True)
-            _rename(source, target)
+            _rename(source, target, before)
             after = target.stat()
             if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) and not source.exists():
                 target.rename(source)  # another file took the name between check and move
-                raise SourceChanged(f"{source} was replaced while it was being moved to {target}.")
+                raise _replaced(source, target)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -102,8 +102,12 @@ def _is_same(path: Path, status: os.stat_result, file: Mapping[str, Any]) -> boo
         return bool(digest_of(content) == file["sha256"])
 
 
-def _rename(source: Path, target: Path) -> None:
-    """Move a file atomically, also to another file system: the target is whole or absent."""
+def _replaced(source: Path, target: Path) -> SourceChanged:
+    return SourceChanged(f"{source} was replaced while it was being moved to {target}.")
+
+
+def _rename(source: Path, target: Path, before: os.stat_result) -> None:
+    """Move a file atomically, also to another file system, if it stays as before: the target is whole or absent."""
     try:
         source.rename(target)
     except OSError as error:
@@ -111,5 +115,7 @@ def _rename(source: Path, target: Path) -> None:
             raise
         copy = target.with_name(COPY.format(target.name))
         shutil.copy2(source, copy)
+        if stamp_of(source.stat()) != stamp_of(before):
+            raise _replaced(source, target) from None
         copy.replace(target)
         source.unlink()

@@ -28,6 +28,7 @@ SAME_FOLDER = "is a link to a folder that is read by another name"
 SAME_FILE = "is a link to a file that is read by another name"
 FOLDER = "stands for a folder"
 EVERYTHING = "**"  # the glob of all names but hidden ones
+MOST_WAIT_SECONDS = 10  # of a plan that finds only young files, until they are old enough
 MOST_REPORTED = 10_000  # names that a report on a store looks at, because each status asks for reports
 
 

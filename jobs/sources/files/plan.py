@@ -28,7 +28,7 @@ from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file, stamp_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.jobs.sources.files.identity import NOT_UTF8, entry_of, file_identity, identity_of, with_identity
-from tidegate.jobs.sources.files.listing import is_young, matching_objects, names_not_matching, young_files
+from tidegate.jobs.sources.files.listing import MOST_WAIT_SECONDS, is_young, matching_objects, names_not_matching, young_files
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, describe, exists
@@ -41,8 +41,6 @@ from tidegate.state_store.ledger.counted_files import AFTER, TakenFile, last_cou
 logger = logging.getLogger(__name__)
 
 NAMED = 3  # how many files a message names
-# A plan that finds only young files waits until they are old enough, if that takes no longer than this.
-LONGEST_WAIT_SECONDS = 10
 NAMES_AT_ONCE = 1000  # whose files are looked for by other names
 PLACE = "place"  # where metadata has the place of its names, if these grow or the source is opaque
 
@@ -332,13 +330,12 @@ class FolderCoordinator(FilesCoordinator):
             # Files of other origin may have the same time of whole seconds.
             times = list({time for status in statuses.values() if (time := status.st_mtime_ns) % 10**9})
             taken = self._history.files_of_times(times, txid) if self._history and times else ()
-            others = {name: self._other_name(name, status, taken, links) for name, status in statuses.items()}
+            others = {name: other for name in statuses if (other := self._other_name(name, statuses[name], taken, links))}
             self._note_touched()
-            for name in chunk:
-                if (other := others.get(name)) is None:
-                    yield name
-                else:
-                    logger.warning("%s: left alone, because it is the file that counts as %s.", self._place / name, other)
+            if others:
+                few = first_names([f"{name} as {other}" for name, other in others.items()])
+                logger.warning("%s: left alone, because they count by other names: %s.", self._place, few)
+            yield from (name for name in chunk if name not in others)
 
     def _other_name(
         self, name: str, status: os.stat_result, taken: Sequence[TakenFile], links: dict[tuple[int, int], str]
@@ -405,7 +402,7 @@ class FolderCoordinator(FilesCoordinator):
             )
 
     def _wait_for_young(self) -> bool:
-        if not self._young or not 0 < self._min_age_seconds <= LONGEST_WAIT_SECONDS:
+        if not self._young or not 0 < self._min_age_seconds <= MOST_WAIT_SECONDS:
             return False
         ends_at = time.monotonic() + self._min_age_seconds
         logger.info("%s: waiting for %s to be %d s old", self._place, first_names(self._young), self._min_age_seconds)
@@ -422,8 +419,10 @@ class ObjectsCoordinator(FilesCoordinator):
     _place: ObjectPath
     _page: Mapping[str, ObjectInfo]
 
-    def __init__(self, source: Files, place: ObjectPath, *, min_age_seconds: int) -> None:
-        super().__init__(source, place, str(place), min_age_seconds)
+    def __init__(self, source: Files, settings: Settings) -> None:
+        place = source.objects()
+        assert place is not None
+        super().__init__(source, place, str(place), source.min_age(settings))
 
     def _position(self, files: Sequence[dict[str, Any]], previous: SourceMetadata | None) -> dict[str, Any]:
         if not self._source.names_grow:

@@ -16,7 +16,7 @@ from tidegate.jobs.sources import Coordinator, Source
 from tidegate.jobs.sources.data_files import DataFilesCoordinator
 from tidegate.jobs.sources.files.content import digest_of, open_file, stamp_of
 from tidegate.jobs.sources.files.identity import entry_of, file_identity, with_identity
-from tidegate.jobs.sources.files.listing import is_young, young_files
+from tidegate.jobs.sources.files.listing import MOST_WAIT_SECONDS, is_young, young_files
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath
 from tidegate.jobs.sources.inputs.reference import MOST_FILES, Reference, check_count, names_of, objects_of
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CoordinatorOf = Callable[[Source, Settings], Coordinator]
-# A plan waits for files that may still be written, if that takes no longer than this, and looks at them this often.
-LONGEST_WAIT_SECONDS, POLL_SECONDS = 10, 0.1
+POLL_SECONDS = 0.1
 ROWS = "rows.parquet"
 PART = ".{}.part"  # the name of a copy until it is complete; without the file's own, which may be as long as a name can be
 
@@ -54,7 +53,7 @@ def version_of(reference: Reference, settings: Settings, coordinator_of: Coordin
         check_count(declared.table, len(of_table["data_files"]) or 1)  # a table may be empty
         return of_table
     min_age = declared.min_age(settings)
-    ends_at = time.monotonic() + (min_age + 1 if 0 < min_age <= LONGEST_WAIT_SECONDS else 0)
+    ends_at = time.monotonic() + (min_age + 1 if 0 < min_age <= MOST_WAIT_SECONDS else 0)
     while (version := _find_version(reference, declared, settings, min_age)) is None and time.monotonic() < ends_at:
         time.sleep(POLL_SECONDS)
     return version

@@ -155,11 +155,6 @@ class Inputs(Source):
                 )
 
     @property
-    def input_names(self) -> Sequence[str]:
-        """The names of the sources among the inputs."""
-        return tuple(self.parts)
-
-    @property
     def identity(self) -> str:
         """Return the identity of each input and reference."""
         inputs, references = (

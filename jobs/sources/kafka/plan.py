@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from tidegate.jobs.sources import History
 from tidegate.jobs.sources.kafka.last_records import LAST_RECORD, LEADER_EPOCH, losses, with_last_records
-from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE, Kafka, last_slices
-from tidegate.jobs.sources.partitioned import PartitionedCoordinator, Partitions
+from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE, Kafka
+from tidegate.jobs.sources.partitioned import PartitionedCoordinator, Partitions, last_slices
 from tidegate.state_store.base.errors import (
     PartitionUnavailable,
     RangeExpired,

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tidegate.jobs.sources import Dataset, Source
+from tidegate.jobs.sources.partitioned import last_slices
 from tidegate.state_store.base.errors import SourceUnreadable, skip_command
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
@@ -186,8 +187,3 @@ class Kafka(Source):
         from tidegate.jobs.sources.kafka.topic import Topic  # noqa: PLC0415 - declaring a pipeline must not load librdkafka
 
         return Topic(self.topic, self.settings_at(settings))
-
-
-def last_slices(metadata: SourceMetadata) -> dict[str, SourceMetadata]:
-    """Return the last slice of every known partition."""
-    return {**metadata["idle"], **metadata["partitions"]}

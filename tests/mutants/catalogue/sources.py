@@ -4,6 +4,7 @@ from tests.mutants.planted_fault import MODULE, in_file
 
 FILES = in_file("jobs/sources/files/plan.py")
 MANIFESTS = in_file("jobs/sources/files/stores/manifest_plan.py")
+DONE = in_file("jobs/sources/files/done_folder.py")
 READ = in_file("jobs/sources/files/read.py")
 FILE_IDENTITY = in_file("jobs/sources/files/identity.py")
 KAFKA = in_file("jobs/sources/kafka/plan.py")
@@ -148,6 +149,10 @@ MUTANTS = (
     FILES("a-file-that-changed-after-it-counted-is-passed-over", "I12", "FolderCoordinator._find_same")(
         "[-next((file for file in candidates if file.sha256 == digest), None)-]{+candidates[0]+}",
         f"{IDENTITY}::test_a_file_that_changed_after_it_counted_is_named",
+    ),
+    DONE("a-file-that-took-the-name-of-one-that-is-copied-away-is-removed", "I1", "_rename")(
+        "if stamp_of(source.stat()) != stamp_of([-before-]{+source.stat()+}):",
+        f"{IDENTITY}::test_a_move_to_another_file_system_is_whole_or_not_at_all",
     ),
     FILES("a-done-folder-ahead-of-the-ledger-is-not-noticed", "I9", "FolderCoordinator._check_done_folder")(
         "if txid > committed {++ 1000 +}and self._done.has_files(txid)]",

@@ -1,11 +1,11 @@
 """Reads Parquet files; the module `parquet_files.parquet_columns` decides which stored type may be read as which."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -22,20 +22,12 @@ from tidegate.state_store.base.errors import SourceUnreadable, TidegateError
 
 # Up to this size, rows are read in this process and given to Spark, which is faster than starting a Python worker.
 HERE_BYTES, HERE_ROWS = 256 * 1024, 10_000
+# Files of more values beside them than this are read by our tasks, because each group makes Spark's plan longer.
+MOST_GROUPS = 100
 # One of our tasks reads about this many bytes.
 TASK_BYTES = 16 * 1024 * 1024
 # Hadoop's default file system looks for a checksum beside each file, under a name that it cannot form if there is a colon.
 RAW_FILES = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Files with the same columns, and the same values beside them: these, the files' places in the batch, Spark's rows."""
-
-    columns: dict[str, str]
-    values: dict[str, Any]
-    numbers: list[int]
-    native: DataFrame
 
 
 class ParquetReader(FileReader):
@@ -52,34 +44,32 @@ class ParquetReader(FileReader):
 
     def _read(self, *, flagged: bool) -> DataFrame:
         """Return the rows of some files, by our own tasks if one of them needs these."""
-        groups = self._groups()
-        columns = {name: kind for group in groups for name, kind in group.columns.items()}
+        groups, first = self._groups(), self.columns_in(self._files[0])
+        columns = {**first, **{name: kind for file in self._files for name, kind in self.columns_in(file).items()}}
         # Spark looks at the present objects only, and one may be gone.
         is_replaced = any(isinstance(file.path, ObjectPath) and file.path.version for file in self._files)
-        has_schema = not is_replaced and groups[0].columns == columns
-        rows = groups[0].native if has_schema else self._spark.createDataFrame([], columns_of(columns))
+        has_schema = not is_replaced and first == columns
+        rows = groups[0][1] if has_schema else self._spark.createDataFrame([], columns_of(columns))
         declared = rows.schema
         footers = self._read_footers(arrow_types(declared))
-        if is_replaced or any(footer.needs_care for footer in footers):
-            parts = [self._read_exactly(group, declared, footers, flagged=flagged) for group in groups]
-        else:
-            parts = [self._read_natively(group, flagged=flagged) for group in groups]
+        if is_replaced or len(groups) > MOST_GROUPS or any(footer.needs_care for footer in footers):
+            return self._read_exactly(declared, footers, flagged=flagged)
+        parts = [self._read_natively(values, native, flagged=flagged) for values, native in groups]
         return reduce(lambda left, right: left.unionAll(right), parts)
 
-    def _groups(self) -> list[_Group]:
-        """Return the files by the columns that they have, and the values of others; a group's files are read together."""
-        alike: dict[tuple[Any, ...], list[int]] = {}
-        for number, file in enumerate(self._files):
-            alike.setdefault(tuple((n, value[0].as_py()) for n, value in file.values.items()), []).append(number)
+    def _groups(self) -> list[tuple[dict[str, Any], DataFrame]]:
+        """Return the values of columns that are not in the files, and the rows, as Spark reads them, of files with the same."""
+        alike: dict[tuple[Any, ...], list[BatchFile]] = {}
+        for file in self._files:
+            alike.setdefault(tuple((name, value[0].as_py()) for name, value in file.values.items()), []).append(file)
         if isinstance(self._folder, ObjectPath):
             filesystem = hadoop_options(self._folder)
         else:
             filesystem = RAW_FILES if any(":" in str(file.path) for file in self._files) else {}
         reader, groups = self._spark.read.options(**{**self._options, **filesystem}), []
-        for values, numbers in alike.items():
-            columns = self.columns_in(self._files[numbers[0]])
-            native = reader.schema(columns_of(columns)).parquet(*(literal_path(self._files[n].path) for n in numbers))
-            groups.append(_Group(columns, dict(values), numbers, native))
+        for values, files in alike.items():
+            columns = columns_of(self.columns_in(files[0]))
+            groups.append((dict(values), reader.schema(columns).parquet(*(literal_path(file.path) for file in files))))
         return groups
 
     def columns_in(self, file: BatchFile) -> dict[str, str]:
@@ -104,39 +94,30 @@ class ParquetReader(FileReader):
             footers.append(footer)
         return footers
 
-    def _read_natively(self, group: _Group, *, flagged: bool) -> DataFrame:
-        """Return the rows as Spark's reader returns them, all of them good."""
-        if not flagged:
-            return self._with_values(group.native, group)
-        origin = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1)
-        nothing = F.lit(None).cast("string")
-        return self._with_values(group.native, group, origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD))
-
-    def _read_exactly(self, group: _Group, declared: T.StructType, footers: list[Footer], *, flagged: bool) -> DataFrame:
-        """Return the rows as our own tasks read them."""
-        tasks = self._tasks([(self._files[number], footers[number]) for number in group.numbers])
-        beside = {name: _as_json(value) for name, value in group.values.items()}
-        fields = [field for field in declared.fields if field.name in group.columns]
-        types = arrow_types(T.StructType(fields))
-        reader = RowsReader(tasks, types, group.columns, flagged, beside)
-        hidden = HIDDEN if flagged else ()
-        schema = T.StructType([*fields, *(T.StructField(name, T.StringType()) for name in hidden)])
-        has_rows = any(part.rows for parts in tasks for part in parts)
-        is_small = sum(self._rows.values()) <= HERE_ROWS and sum(file.entry["size"] for file in self._files) <= HERE_BYTES
-        rows = self._rows_of(reader, schema, read_here=has_rows and is_small)
-        return self._with_values(rows, group, *(F.col(name) for name in hidden))
-
-    def _with_values(self, rows: DataFrame, group: _Group, *hidden: Column) -> DataFrame:
-        """Return the declared columns, those of the folders' names, and the hidden ones."""
+    def _read_natively(self, values: dict[str, Any], rows: DataFrame, *, flagged: bool) -> DataFrame:
+        """Return the rows as Spark's reader returns them, all of them good, with the values of a group."""
+        origin, nothing = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1), F.lit(None).cast("string")
+        hidden = (origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD)) if flagged else ()
         columns = [
-            F.lit(None if (value := group.values[name]) is None else str(value)).cast(kind).alias(name)
-            if name in group.values
+            F.lit(None if (value := values[name]) is None else str(value)).cast(kind).alias(name)
+            if name in values
             else F.col(quoted(name))
             for name, kind in self._columns.items()
         ]
-        return rows.select(*columns, *hidden) if group.values or hidden else rows
+        return rows.select(*columns, *hidden) if values or hidden else rows
 
-    def _tasks(self, files: list[tuple[BatchFile, Footer]]) -> list[list[RowGroups]]:
+    def _read_exactly(self, declared: T.StructType, footers: list[Footer], *, flagged: bool) -> DataFrame:
+        """Return the rows as our own tasks read them."""
+        tasks = self._tasks(zip(self._files, footers, strict=True))
+        beside = schema_of(self._partitions.types, flagged=flagged)
+        fields = {field.name: field for field in (*beside, *declared)}
+        schema = T.StructType([fields[name] for name in (*self._columns, *(HIDDEN if flagged else ()))])
+        reader = RowsReader(tasks, arrow_types(T.StructType(schema.fields[: len(self._columns)])), self._columns, flagged)
+        has_rows = any(part.rows for parts in tasks for part in parts)
+        is_small = sum(self._rows.values()) <= HERE_ROWS and sum(file.entry["size"] for file in self._files) <= HERE_BYTES
+        return self._rows_of(reader, schema, read_here=has_rows and is_small)
+
+    def _tasks(self, files: Iterable[tuple[BatchFile, Footer]]) -> list[list[RowGroups]]:
         """Divide row groups among tasks, in the files' order; tasks never share a row group."""
         tasks: list[list[RowGroups]] = [[]]
         room = float(TASK_BYTES)
@@ -146,9 +127,8 @@ class ParquetReader(FileReader):
                 if room < cost and tasks[-1]:
                     tasks.append([])
                     room = TASK_BYTES
-                tasks[-1].append(
-                    RowGroups(file.path, file.name, (group,), row, count, footer.bytes[group], footer.int96, footer.is_legacy)
-                )
+                facts = count, footer.bytes[group], footer.int96, footer.is_legacy
+                tasks[-1].append(RowGroups(file.path, file.name, file.values, (group,), row, *facts))
                 room -= cost
                 row += count
         return tasks
@@ -171,7 +151,3 @@ class ParquetReader(FileReader):
         if isinstance(explained, SourceUnreadable):
             return SourceUnreadable(f"{explained} Write the file again, or have its row groups looked at by another reader.")
         return explained
-
-
-def _as_json(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

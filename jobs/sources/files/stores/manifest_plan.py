@@ -21,6 +21,7 @@ from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import PAGE
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, describe, for_spark, url_for_spark
 from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,11 @@ class _Progress(NamedTuple):
 class ManifestsCoordinator(ObjectsCoordinator):
     """Plans batches from the manifests of a folder."""
 
-    def __init__(self, source: Files, place: ObjectPath, manifests: ObjectPath, *, min_age_seconds: int) -> None:
-        super().__init__(source, place, min_age_seconds=0)
+    def __init__(self, source: Files, settings: Settings) -> None:
+        super().__init__(source, settings)
+        manifests = source.manifests_place()
+        assert manifests is not None
         self._manifests = manifests
-        self._manifest_age_seconds = min_age_seconds
         # How far manifests are read with an object, by its name: of the objects of this page, and of those that were taken.
         self._reading: dict[str, _Progress] = {}
         self._read_at: dict[str, _Progress] = {}
@@ -79,8 +81,8 @@ class ManifestsCoordinator(ObjectsCoordinator):
             yield self._read_manifest(last.name, last)
         for page in matching_objects(self._manifests, EVERYTHING, last.name if last else None):
             for name, listed in page.items():
-                if is_young(listed.mtime_ns, self._manifest_age_seconds):
-                    age = self._manifest_age_seconds
+                if is_young(listed.mtime_ns, self._min_age_seconds):
+                    age = self._min_age_seconds
                     logger.warning("%s/%s changed less than %s s ago: not read yet.", self._manifests, name, age)
                     return  # later ones have their turn after it
                 yield self._read_manifest(name, None)

@@ -6,7 +6,7 @@ A value that does not fit its declared type ends the query, or its row is flagge
 import base64
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,14 @@ _YEAR_1900 = (-25_567, -2_208_988_800_000_000)
 
 @dataclass(frozen=True)
 class RowGroups:
-    """A row group of one file, with its first row's number and its bytes; `is_legacy` says that an old Spark wrote it."""
+    """A row group of one file, with its first row's number and its bytes; `is_legacy` says that an old Spark wrote it.
+
+    `values` are those of the columns that are not in the file.
+    """
 
     path: Place
     name: str
+    values: dict[str, pa.Array]
     groups: tuple[int, ...]
     first_row: int
     rows: int
@@ -44,17 +48,16 @@ class RowGroups:
 
 @dataclass(frozen=True)
 class RowsReader(TaskReader):
-    """Reads rows as the declared types; `beside` are the columns from folders' names, which payloads in quarantine need."""
+    """Reads rows as the declared types."""
 
     types: dict[str, pa.DataType]
     declared: dict[str, str]
     flagged: bool
-    beside: dict[str, Any] = field(default_factory=dict)
 
     def read(self, part: RowGroups) -> Iterator[pa.RecordBatch]:
         """Read one part."""
         row = part.first_row
-        batches = _batches(part, self.types)
+        batches = _batches(part, {name: kind for name, kind in self.types.items() if name not in part.values})
         while True:
             try:
                 batch = next(batches)
@@ -72,6 +75,9 @@ class RowsReader(TaskReader):
         columns: dict[str, pa.Array] = {}
         bad: dict[int, str] = {}
         for name, kind in self.types.items():
+            if name in part.values:
+                columns[name] = pa.repeat(part.values[name][0], batch.num_rows)
+                continue
             columns[name], refused = convert(batch.column(name), kind, is_legacy=part.is_legacy)
             for number in refused:
                 value = _shown_value(batch, name, number, kind)
@@ -79,15 +85,15 @@ class RowsReader(TaskReader):
         if not self.flagged:
             if bad:
                 first = min(bad)
-                raise malformed(f"{part.path}, row {row + first}", bad[first], self._payload(batch, first))
+                raise malformed(f"{part.path}, row {row + first}", bad[first], self._payload(part, batch, first))
             return pa.RecordBatch.from_pydict(columns)
         origins = [f"{part.name}, row {number}" for number in range(row, row + batch.num_rows)]
-        return flagged_batch(columns, bad, origins, lambda number: self._payload(batch, number))
+        return flagged_batch(columns, bad, origins, lambda number: self._payload(part, batch, number))
 
-    def _payload(self, batch: pa.RecordBatch, number: int) -> str:
+    def _payload(self, part: RowGroups, batch: pa.RecordBatch, number: int) -> str:
         """Return the row as JSON, with all values in full and those of its folders' names."""
-        values = {name: _value_of(batch, name, number, kind) for name, kind in self.types.items()}
-        return json.dumps({**values, **self.beside})
+        values = {name: _value_of(batch, name, number, self.types[name]) for name in batch.schema.names}
+        return json.dumps({**values, **{name: _json_of(value[0]) for name, value in part.values.items()}})
 
 
 def convert(stored: pa.Array, kind: pa.DataType, *, is_legacy: bool = False) -> tuple[pa.Array, list[int]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tidegate.jobs.sources.column_types import in_another_case
-from tidegate.jobs.sources.files.content import BYTE_ORDER_MARK, COMPRESSED, UTF8, text_of
+from tidegate.jobs.sources.files.content import BYTE_ORDER_MARK, COMPRESSED, UTF8, open_file, text_of
 from tidegate.jobs.sources.files.formats.file_part_tasks import SHOWN_RECORD_CHARACTERS
 from tidegate.jobs.sources.files.formats.records.csv_records import CsvParser
 from tidegate.jobs.sources.files.formats.records.json_records import JsonParser, object_of
@@ -108,7 +108,7 @@ class _Ranges:
         self._divides = divides
         self._mark = 0
         if divides:
-            with rest.file.path.open("rb") as content:
+            with open_file(rest.file.path, rest.file.within) as content:
                 self._mark = len(BYTE_ORDER_MARK) if content.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0
         self.reached = 0
 
