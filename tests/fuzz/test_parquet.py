@@ -21,6 +21,7 @@ from tests.store import Attempt
 from tidegate.jobs import Files
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
+from tidegate.jobs.spark.task_errors import reported_in
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 
@@ -271,13 +272,14 @@ class Fuzzer:
             else:
                 rows = emitter.emit_batch(attempt, metadata)
                 found = [[plain(row[name]) for name in range(len(schema))] for row in rows.collect()]
-        except (MalformedRecord, SourceUnreadable) as refusal:
+        except Exception as error:
+            refusal = error if isinstance(error, (MalformedRecord, SourceUnreadable)) else reported_in(error)
+            if refusal is None:
+                raise Unequal(f"{case}: {type(error).__name__}: {error}") from error
             assert str(path) in str(refusal), case
             assert isinstance(refusal, SourceUnreadable) or any(name in str(refusal) for name in schema), case
             self.outcomes["refused"] += 1
             return
-        except Exception as error:
-            raise Unequal(f"{case}: {type(error).__name__}: {error}") from error
         if columns is None:
             raise Unequal(f"{case}: read, though a value does not fit")
         there = [list(row) for row in zip(*columns, strict=True)]
