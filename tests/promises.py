@@ -6,8 +6,7 @@
 
 Promises are found where they stand, such as a row of docs/limits.md. Tests name those that they hold, by a mark that stays
 with a test that moves: ``@pytest.mark.promise("I4", "error:ATTEMPT_FENCED")``; ``"error:*"`` marks a test of all lines of a
-kind. A mark without a promise is an error, and so is a promise without a mark, except those of `UNTESTED`, a list that only
-shrinks. No invariant is left to `make soak`.
+kind. A mark without a promise is an error, and so is a promise without a mark. No invariant is left to `make soak`.
 """
 
 import ast
@@ -23,39 +22,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NO_TEST = "no test yet"
 SOAK, SLOW = "pytest.mark.soak", " (soak)"
-# Promises that never had a test. One that gets a test is taken out; none is added.
-UNTESTED = (
-    "fault:connection-breaks-before-answer-arrives:processing",
-    "fault:deadlock-statement-timeout:processing",
-    "fault:disk-is-full:processing",
-    "fault:disk-is-full:commit",
-    "fault:clocks-step-by-any-amount:processing",
-    "limit:MAX_VALUE_BYTES",
-    "limit:MAX_MANIFEST_BYTES",
-    "limit:MAX_BATCHES_TOGETHER",
-    "limit:MAX_ROWS_TOGETHER",
-    "limit:STAGING_DROPS_PER_PLAN",
-    "limit:TASK_BYTES",
-    "limit:RECORDS_PER_TASK",
-    "limit:HEARTBEAT_SECONDS",
-    "limit:SERVER_PATIENCE_SECONDS",
-    "limit:MOST_KEYS",
-    "limit:MAX_SHARED_BUFFERS",
-    "error:STACK_UNAVAILABLE",
-    "error:RETRYABLE_ERROR",
-    "error:TIDEGATE_ERROR",
-    "json:backup",
-    "json:down",
-    "json:init",
-    "json:restore",
-    "json:trigger",
-    "json:up",
-    "performance:groups-are-kept-in-one-hash-table",
-    "performance:no-garbage-is-looked-for-while-command",
-    "performance:bytecode-is-compiled-at-set-up",
-    "performance:up-asks-all-components-at-once-without",
-    "decision:0006",
-)
 Found = Iterator[tuple[str, str]]  # the part of an id after its kind, and what the promise says
 
 
@@ -237,17 +203,13 @@ def hold(found: dict[str, Promise], marks: Sequence[tuple[str, str]]) -> list[st
     return wrong
 
 
-def compare(found: dict[str, Promise], untested: Sequence[str]) -> list[str]:
-    """Return which promises lack a test, and which of those that may lack one do not, or are no promises."""
+def compare(found: dict[str, Promise]) -> list[str]:
+    """Return which promises lack a test, and which invariants lack one in `make test`."""
     wrong = [
         f'{each} has no test: mark one that holds it, @pytest.mark.promise("{each}").'
         for each, promise in found.items()
-        if not promise.held and each not in untested
+        if not promise.held
     ]
-    for each in untested:
-        if each not in found or found[each].held:
-            why = "has a test" if each in found else "is no promise"
-            wrong.append(f"{each} {why}: take it out of UNTESTED in tests/promises.py.")
     for each, promise in found.items():
         if kind_of(each) == "invariant" and promise.tests and all(test.endswith(SLOW) for test in promise.tests):
             wrong.append(f"{each} is an invariant, and only make soak tests it: {', '.join(promise.tests)}.")
@@ -273,14 +235,13 @@ def rename(root: Path, old: str, new: str) -> None:
             file.write_text(after)
 
 
-def main(arguments: Sequence[str], root: Path = ROOT, untested: Sequence[str] = UNTESTED) -> int:
+def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     if arguments[:1] == ["--rename"]:
         rename(root, *arguments[1:])
     found = promises(root)
-    wrong = [*hold(found, list(marks(root))), *compare(found, untested)]
+    wrong = [*hold(found, list(marks(root))), *compare(found)]
     shown = [] if arguments else register(found)
-    without = sum(not promise.held for promise in found.values())
-    sys.stdout.write("\n".join([*shown, *wrong, f"{len(found)} promises, {without} of them without a test yet."]) + "\n")
+    sys.stdout.write("\n".join([*shown, *wrong, f"{len(found)} promises."]) + "\n")
     return 1 if wrong else 0
 
 

@@ -23,6 +23,7 @@ from tidegate.state_store.commit import (
 from tidegate.state_store.commit.author_updates import UpdateBatch
 from tidegate.state_store.commit.commit_checks import CheckedBatch
 from tidegate.state_store.commit.commit_record import Commit
+from tidegate.state_store.commit.ordered_commit import MAX_BATCHES_TOGETHER
 from tidegate.state_store.connections import lock_holders, role_settings
 from tidegate.state_store.connections.answer_deadlines import DeadlineConnection, NoAnswer
 from tidegate.state_store.connections.copy_into_staging import copy_partition, copy_rows
@@ -81,3 +82,4 @@ from tidegate.state_store.seal.staging_tables import digest_statement
 from tidegate.state_store.states import key_lookup, partitions, range_partitions, state_tables
 from tidegate.state_store.states.key_lookup import get
 from tidegate.state_store.states.state_tables import state_table_of
+from tidegate.state_store.store import STAGING_DROPS_PER_PLAN

@@ -67,10 +67,11 @@ def test_a_dag_that_would_fail_at_night_or_wait_for_ever_fails_the_parse(name: s
     assert re.search(refusal, errors.describe(refused.value))
 
 
-@pytest.mark.promise("decision:0026", "performance:commit-waits-beside-process-not-after-it")
+@pytest.mark.promise("decision:0006", "decision:0026", "performance:commit-waits-beside-process-not-after-it")
 def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) -> None:
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
 
+    assert serialized.max_active_runs == 1
     found = {task.task_id: task.downstream_task_ids for task in serialized.tasks}
     assert found == {"plan": {PROCESS, COMMIT}, PROCESS: set(), COMMIT: set()}
     commit = serialized.get_task(COMMIT)

@@ -15,6 +15,7 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
+from tests.cli.conftest import check_schema, verb_of
 from tests.conftest import COMMAND
 from tests.examples import EXAMPLES, copy_examples
 from tests.servers import do_not_sync
@@ -58,7 +59,9 @@ class Project:
         return done
 
     def json(self, *arguments: str, exit_code: int = 0) -> Any:
-        return json.loads(self.tidegate(*arguments, "--json", exit_code=exit_code).stdout)
+        found = json.loads(self.tidegate(*arguments, "--json", exit_code=exit_code).stdout)
+        check_schema(verb_of(arguments), found)
+        return found
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -287,6 +287,7 @@ def test_a_paused_pipeline_opens_no_batch_and_a_resumed_one_backfills_a_range_wi
     shop.check_orders()
 
 
+@pytest.mark.promise("json:trigger")
 def test_a_backlog_is_worked_off_by_a_chain_of_runs_with_a_batch_that_is_skipped(shop: Shop) -> None:
     """A commit without its rows takes its place, and the next batch commits after it, in the run that goes on."""
     (folder := shop.home / "data/ratings").mkdir()

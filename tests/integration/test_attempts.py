@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import Execute, Tally, contents, frozen, refused, until
-from tests.store import MAX_METADATA_BYTES, MAX_TXID, BatchInput, NotStarted, Tracked, registration
+from tests.store import MAX_METADATA_BYTES, MAX_TXID, STAGING_DROPS_PER_PLAN, BatchInput, NotStarted, Tracked, registration
 from tidegate import migrations
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
@@ -287,6 +287,39 @@ def dated(tally: Tally, as_role: Execute) -> Tally:
 STAGING_TABLES = (
     "SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace AND relname LIKE 'per_shop%' ORDER BY 1"
 )
+
+
+@pytest.mark.promise("fault:clocks-step-by-any-amount:processing")
+@pytest.mark.parametrize("step", ["-1 day", "1 day"])
+def test_a_clock_that_steps_lets_no_second_attempt_count(tally: Tally, as_role: Execute, step: str) -> None:
+    """Another may begin in the place of one that only seems to be silent: one of them counts."""
+    tally.plan(1)
+    first = tally.start(1)
+    moved = ", ".join(f"{column} = {column} - interval '{step}'" for column in ("started_at", "seen_at"))
+    as_role("tidegate_owner", f"UPDATE tidegate.attempt SET {moved}")
+
+    second = tally.store.start_attempt(tally.spec, 1, "another")
+    staged = [tally.stage(first, "per_shop", [("a", 1, 1, 1, 1)])]
+    if isinstance(second, NotStarted):
+        tally.store.seal(first, staged, Tracked(0))
+    else:
+        with pytest.raises(AttemptFenced):
+            tally.store.seal(first, staged, Tracked(0))
+        tally.store.seal(second, [tally.stage(second, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(0))
+
+    tally.commit(1)
+    assert tally.state() == [("a", 1, 1, 1, 1, 1)]
+
+
+@pytest.mark.promise("limit:STAGING_DROPS_PER_PLAN")
+def test_a_plan_drops_the_staging_of_a_few_attempts(tally: Tally, as_role: Execute) -> None:
+    txids = tally.plan(STAGING_DROPS_PER_PLAN + 1)
+    for txid in txids:
+        tally.process(txid)
+        tally.commit(txid)
+    as_role("tidegate_owner", "UPDATE tidegate.commit SET committed_at = now() - interval '49 hours'")
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '50 hours'")
+    assert [tally.store.drop_old_staging(tally.spec) for _ in range(3)] == [STAGING_DROPS_PER_PLAN, 1, 0]
 
 
 @pytest.mark.promise("I18", "decision:0002")

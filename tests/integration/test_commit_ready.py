@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, TallyOf, merge_steps, refused
-from tests.store import Commit, StateSpec, Tracked, combine_batches, encode_metadata
+from tests.store import MAX_BATCHES_TOGETHER, Commit, StateSpec, Tracked, combine_batches, encode_metadata
 from tidegate import migrations
 from tidegate.jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
 from tidegate.state_store import Settings, StateStore
@@ -312,6 +312,15 @@ def test_a_batch_can_be_sealed_while_those_before_it_are_merged(
         holder.rollback()
         assert [c.txid for c in merging.result()] == [1]
     assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [2]
+
+
+@pytest.mark.promise("limit:MAX_BATCHES_TOGETHER")
+def test_no_more_than_the_limit_commit_together(tally: Tally) -> None:
+    tally.spec = replace(tally.spec, window=MAX_BATCHES_TOGETHER + 1)
+    for txid in tally.plan(MAX_BATCHES_TOGETHER + 1):
+        tally.store.seal(tally.start(txid), [], Tracked(0))
+    together = [len(tally.store.commit_ready(tally.spec, "test")) for _ in range(2)]
+    assert together == [MAX_BATCHES_TOGETHER, 1]
 
 
 def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, settings: Settings) -> None:

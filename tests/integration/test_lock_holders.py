@@ -167,22 +167,30 @@ def test_what_meets_a_lock_names_the_session(tally: Tally, impatient: Settings, 
     assert tally.commit(1).txid == 1
 
 
-@pytest.mark.promise("fault:deadlock-statement-timeout:commit")
-def test_a_commit_that_a_deadlock_ends_leaves_nothing_and_is_tried_again(
-    tally: Tally, settings: Settings, waiting: Callable[[], int]
+@pytest.mark.promise("fault:deadlock-statement-timeout:commit", "fault:deadlock-statement-timeout:processing")
+@pytest.mark.parametrize(
+    ("step", "wanted", "held"),
+    [("commit", "state.per_shop", "tidegate.cursor"), ("start", "tidegate.attempt", "tidegate.batch")],
+    ids=["commit", "processing"],
+)
+def test_a_step_that_a_deadlock_ends_leaves_nothing_and_is_tried_again(
+    tally: Tally, settings: Settings, waiting: Callable[[], int], step: str, wanted: str, held: str
 ) -> None:
     tally.plan(1)
-    tally.process(1, [("a", 1, 1, 1, 1)])
+    if step == "commit":
+        tally.process(1, [("a", 1, 1, 1, 1)])
     before = contents(settings)
     with ThreadPoolExecutor(1) as pool, closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as person:
         with person.cursor() as cursor:
-            cursor.execute("SET deadlock_timeout = '1h'")  # the commit looks for the deadlock, and so is the one that ends
-            cursor.execute("LOCK TABLE state.per_shop IN SHARE MODE")
-            commit = pool.submit(tally.commit, 1)
+            cursor.execute("SET deadlock_timeout = '1h'")  # our step looks for the deadlock, and so is the one that ends
+            cursor.execute(f"LOCK TABLE {wanted} IN SHARE MODE")
+            done = pool.submit(getattr(tally, step), 1)
             until(waiting)
-            cursor.execute("SELECT FROM tidegate.cursor FOR UPDATE")
+            cursor.execute(f"SELECT FROM {held} FOR UPDATE")
         with pytest.raises(StoreUnavailable, match="a deadlock"):
-            commit.result()
+            done.result()
         person.rollback()
     assert contents(settings) == before
+    if step == "start":
+        tally.process(1, [("a", 1, 1, 1, 1)])
     assert tally.commit(1).txid == 1

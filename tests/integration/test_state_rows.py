@@ -35,7 +35,9 @@ def commit(tally: Tally, times: int = 1) -> None:
         tally.commit(txid)
 
 
-@pytest.mark.promise("limit:PAGE_CHARACTERS", "error:USAGE_ERROR", "security:user-of-airflow-on-operator-page")
+@pytest.mark.promise(
+    "limit:MOST_KEYS", "limit:PAGE_CHARACTERS", "error:USAGE_ERROR", "security:user-of-airflow-on-operator-page"
+)
 def test_rows_are_read_by_key_in_ranges_and_by_pages(
     tally: Tally, shops: StateReader, days: StateReader, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +80,8 @@ def test_rows_are_read_by_key_in_ranges_and_by_pages(
     for key, message in wrong:
         with pytest.raises(UsageError, match=message):
             days.get_many([key])
+    with pytest.raises(UsageError, match=f"{state_rows.MOST_KEYS + 1} keys are requested; at most {state_rows.MOST_KEYS} "):
+        shops.get_many([["north"]] * (state_rows.MOST_KEYS + 1))
     ranges: list[tuple[list[str | None], str]] = [
         (["2026-01-01", "x"], "is keyed by 1 columns, and 2 values are given"),
         (["no date"], "has no such key"),

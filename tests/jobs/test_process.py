@@ -10,21 +10,24 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 from pyspark.sql.connect.window import Window
 
 from tests import steps
 from tests.jobs.conftest import Tables
+from tests.statements import execute
 from tests.store import NO_TASK, Attempt
 from tidegate.jobs import Count, Pipeline, State, Sum
+from tidegate.jobs.compute.batch_attempt import _Computation
 from tidegate.jobs.compute.sessions import session
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.shortcuts import Route, choose
 from tidegate.jobs.compute.transform.transform_purity import check_pure
 from tidegate.jobs.sources import InputFacts
-from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import DeclarationInvalid
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
 
 SCHEMA = {"name": "string", "amount": "bigint"}
 PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
@@ -241,3 +244,46 @@ def test_a_transform_whose_result_varies_is_refused(tables: Tables, caplog: pyte
                 if f"The transform uses {name.removesuffix(' in SQL')}: that keeps some" not in caplog.text:
                     accepted.append(name)
         assert accepted == []
+
+
+@pytest.mark.promise("performance:groups-are-kept-in-one-hash-table")
+def test_the_hash_table_for_groups_changes_how_they_are_found_and_not_which(settings: Settings) -> None:
+    def grouped(spark: SparkSession) -> list[int]:
+        keys = spark.range(0, 200_000, 1, 1).groupBy((F.col("id") % 100_000).alias("key")).agg(F.count("*").alias("n"))
+        return list(keys.agg(F.count("*"), F.min("n"), F.max("n"), F.sum("key")).collect()[0])
+
+    with spark_session(settings, "grouping") as spark:
+        assert {name: spark.conf.get(name) for name in session.QUICK} == session.QUICK
+        found = grouped(spark)
+        try:
+            spark.conf.set("spark.sql.codegen.aggregate.map.twolevel.enabled", "false")
+            assert found == grouped(spark) == [100_000, 2, 2, sum(range(100_000))]
+        finally:
+            spark.conf.unset("spark.sql.codegen.aggregate.map.twolevel.enabled")
+
+
+KEEP_OUT = """
+CREATE FUNCTION public.keep_out() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER no BEFORE INSERT ON staging.per_name_1_1 FOR EACH ROW EXECUTE FUNCTION public.keep_out();
+"""
+
+
+@pytest.mark.promise("error:TIDEGATE_ERROR")
+def test_rows_that_staging_does_not_take_fail_the_attempt(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a trigger that comes after the attempt has looked for such."""
+    tables.put_rows(SCHEMA, [("a", 1), ("b", 2)])
+    pipeline = tables.declare_over(SCHEMA, PER_NAME)
+    steps.plan(tables.settings, pipeline, run_id="test")
+    stage = _Computation._stage
+
+    def meddled(computation: _Computation, *arguments: Any) -> Any:
+        execute(tables.settings.conninfo(user="postgres"), KEEP_OUT)
+        return stage(computation, *arguments)
+
+    with monkeypatch.context() as meddling:
+        meddling.setattr(_Computation, "_stage", meddled)
+        with pytest.raises(TidegateError, match=r"COPY wrote 0 rows of 2") as failure:
+            steps.process(tables.settings, pipeline, 1, owner="test")
+    assert failure.value.code == "TIDEGATE_ERROR"
+    steps.process(tables.settings, pipeline, 1, owner="test", commit_ready=True)
+    assert tables.rows(pipeline) == clean([("a", 1), ("b", 2)])

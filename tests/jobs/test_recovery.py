@@ -4,6 +4,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,13 @@ from pyspark.sql.connect.client.core import RpcDeadlines
 from tests.jobs.test_failures import Held, attempts_of, counted, failed_while_held, skipping, wait_for
 from tests.lone_stack import server, stack, template  # noqa: F401 - fixtures: its tests kill servers
 from tests.sources.conftest import Inbox
+from tidegate.jobs import Count, FixedBatches, Pipeline, State
 from tidegate.jobs.compute.batch_attempt import _Computation
 from tidegate.jobs.compute.sessions import session as spark_module
+from tidegate.jobs.engine import retries
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import SparkUnavailable
+from tidegate.state_store.base.errors import SparkUnavailable, StoreUnavailable
 
 BATCHES = 4
 
@@ -43,14 +46,25 @@ def server_process(stack: Settings, component: str) -> int:
     return found[0]
 
 
-@pytest.mark.promise("fault:spark-server-dies-or-hangs:processing", "limit:LONGEST_SERVER_SILENCE_SECONDS")
+@pytest.mark.promise(
+    "fault:spark-server-dies-or-hangs:processing", "limit:LONGEST_SERVER_SILENCE_SECONDS", "limit:HEARTBEAT_SECONDS"
+)
 def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_module, "LONGEST_SERVER_SILENCE_SECONDS", 3.0)
     monkeypatch.setattr(spark_module, "HEARTBEAT_SECONDS", 0.5)
     monkeypatch.setattr(spark_module, "DEADLINES", RpcDeadlines(config=2, interrupt=2, get_status=2, release_session=2))
     spark = server_process(stack, "spark")
+
+    def seen() -> Any:
+        return attempts_of(inbox, 1)[0]["seen_at"]
+
+    def stop(_worker: int) -> None:
+        first = seen()
+        wait_for(lambda: seen() > first, "the attempt's next sign of life")
+        os.kill(spark, signal.SIGSTOP)
+
     try:
-        error = failed_while_held(inbox, lambda _worker: os.kill(spark, signal.SIGSTOP))
+        error = failed_while_held(inbox, stop)
     finally:
         os.kill(spark, signal.SIGCONT)
     assert isinstance(error, SparkUnavailable)
@@ -97,3 +111,21 @@ def test_a_run_goes_on_when_servers_have_been_killed(inbox: Inbox, stack: Settin
     assert [commit.skipped_reason for commit in result.commits] == [None] * BATCHES
     assert counted(inbox, pipeline) == {"a": 10}
     assert {attempt["is_poison"] for txid in result.txids for attempt in attempts_of(inbox, txid)} <= {False, None}
+
+
+@pytest.mark.promise("limit:SERVER_PATIENCE_SECONDS")
+def test_a_server_that_answers_and_refuses_is_given_up_after_a_while(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "SERVER_PATIENCE_SECONDS", 1.0)
+    tries: list[float] = []
+
+    def step() -> None:
+        tries.append(time.monotonic())
+        raise StoreUnavailable("it is full")
+
+    pipeline = Pipeline("any", FixedBatches([], {"n": "int"}), {"n": State(aggregates={"n": Count()})})
+    with pytest.raises(StoreUnavailable, match="it is full"):
+        retries.with_retries(settings, pipeline, step)
+    assert len(tries) > 1
+    assert tries[-1] - tries[0] >= 1.0

@@ -71,16 +71,18 @@ REFUSED: dict[str, tuple[str, pa.Array, str | None, str]] = {
     "bytes": ("bytea", pa.array([b"\0" * 2001]), "", "BadKey: .*column key takes 2001 bytes"),
     "NUL": ("text", pa.array(["nul\0inside"]), "", "BadKey: .*column key holds a NUL character"),
     "NUL in a value": ("text", pa.array(["a"]), "x\0y", "BadKey: .*column last holds a NUL character"),
+    "a value too long": ("text", pa.array(["a"]), "x" * 3001, "Overflow: .*column last takes 3001 bytes, the limit is 3000"),
     "a date after 9999": ("date", pa.array([2932897], pa.int32()).cast(pa.date32()), "", "BadKey: .*column key is 10000-01-01"),
     "a date before 1": ("date", pa.array([-719163], pa.int32()).cast(pa.date32()), "", "BadKey: .*column key is 0000-12-31"),
 }
 
 
-@pytest.mark.promise("limit:MAX_KEY_BYTES", "error:BAD_KEY")
-def test_a_key_or_value_that_postgres_cannot_keep_is_refused_by_its_column() -> None:
+@pytest.mark.promise("limit:MAX_KEY_BYTES", "limit:MAX_VALUE_BYTES", "error:BAD_KEY")
+def test_a_key_or_value_that_postgres_cannot_keep_is_refused_by_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before COPY: nothing is cut or left out. What is as long as it may be is passed on."""
+    monkeypatch.setattr(staging_sink, "MAX_VALUE_BYTES", 3_000)
     last, found = ValueColumn("last", ColumnType("text"), "max"), {}
-    for name, (kind, keys, value, _) in {**REFUSED, "longest": ("text", pa.array(["x" * 2000]), "", "")}.items():
+    for name, (kind, keys, value, _) in {**REFUSED, "longest": ("text", pa.array(["x" * 2000]), "y" * 3000, "")}.items():
         state = StateSpec("per_key", (KeyColumn("key", ColumnType(kind)),), (last,), "transactional")
         rows = pa.RecordBatch.from_pydict({"key": keys, "last": pa.array([value], pa.string())})
         try:

@@ -23,6 +23,7 @@ def actors() -> Iterator[Actors]:
 
 
 @pytest.mark.promise("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I10", "I12", "I13")
+@pytest.mark.promise("fault:connection-breaks-before-answer-arrives:processing")
 def test_the_store_does_what_the_model_says(actors: Actors, capsys: pytest.CaptureFixture[str]) -> None:
     """After each step: the same answer, and the same ledger and states, whatever fails or runs at once."""
     StoreMachine.actors = actors

@@ -267,6 +267,7 @@ def test_a_column_that_a_parquet_file_lacks_is_refused_or_declared_null(folder: 
     assert "it has Name: upper and lower case differ" in folder.refused(lenient)
 
 
+@pytest.mark.promise("limit:TASK_BYTES")
 def test_pandas_default_parquet_is_read(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "TASK_BYTES", 1_000)
     frame = pd.DataFrame({"t": pd.date_range("2024-01-01", periods=300, freq="1s"), "n": range(300)}, index=range(5, 305))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import functions as F
 
 from tests import steps
 from tests.sources.beside_kafka import server
@@ -22,6 +23,7 @@ from tests.store import Attempt
 from tidegate.jobs import Kafka
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
+from tidegate.jobs.sources.kafka import read
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.jobs.sources.kafka.plan import fair_shares
 from tidegate.jobs.testing import PROMISES, Bench, NotPossible
@@ -243,16 +245,19 @@ def test_a_redo_does_not_take_away_what_has_counted_and_expired(topic: OrdersTop
     assert per_shop(topic, pipeline) == counted(topic)
 
 
-def test_records_that_expire_around_spark_s_read_are_missed(topic: OrdersTopic) -> None:
+@pytest.mark.promise("limit:RECORDS_PER_TASK")
+def test_records_that_expire_around_spark_s_read_are_missed(topic: OrdersTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between our look and Spark's; and after it, because a later state of the same batch might have missed them."""
     source = topic.source()
     topic.produce(6)
     topic.produce(6, 1)
     first = topic.plan(source)
     attempt = Attempt("orders", 7, 1, first)
+    monkeypatch.setattr(read, "RECORDS_PER_TASK", 2)
     with spark_session(topic.settings, "orders") as spark:
         emitter = emitter_of(source, spark, topic.settings)
-        assert emitter.emit_batch(attempt, first).count() == 12
+        tasks = emitter.emit_batch(attempt, first).groupBy(F.spark_partition_id()).count().collect()
+        assert [records for _, records in tasks] == [2] * 6
         topic.expire(1)
         with pytest.raises(RangeExpired, match="tidegate skip orders 7 "):
             emitter.verify_batch(attempt, first)

@@ -32,7 +32,7 @@ from tidegate.jobs import Delta, Files, FixedBatches, Iceberg, Inputs
 from tidegate.jobs.sources import Source
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.files.completeness_markers import Markers
-from tidegate.jobs.sources.files.stores import buckets, object_places
+from tidegate.jobs.sources.files.stores import buckets, manifest_plan, object_places
 from tidegate.jobs.testing import PROMISES, Bench
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
@@ -260,7 +260,10 @@ def test_objects_are_read_as_manifests_name_them(inbox: Inbox, bucket: Bucket) -
         inbox.plan(pipeline, "last")
 
 
-def test_a_manifest_that_cannot_be_followed_stops_planning(project: Settings, bucket: Bucket) -> None:
+@pytest.mark.promise("limit:MAX_MANIFEST_BYTES")
+def test_a_manifest_that_cannot_be_followed_stops_planning(
+    project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists", min_age_seconds=0)
     for name in ("1", "2", "3"):
         bucket.put(f"in/{name}", "name,amount\na,1\n")
@@ -285,6 +288,9 @@ def test_a_manifest_that_cannot_be_followed_stops_planning(project: Settings, bu
         deep,
     ):
         refuses(content, SourceUnreadable, "/_lists/1 is no manifest: ")
+    with monkeypatch.context() as limit:
+        limit.setattr(manifest_plan, "MAX_MANIFEST_BYTES", 5)
+        refuses("1\n2\n3\n", SourceUnreadable, "/_lists/1 has 6 bytes, and a manifest at most 5")
     bucket.put("in/_lists/1", "1\n2\n")
     first = plan(source, project)
     assert planned(source, project, first) == [["2"]]

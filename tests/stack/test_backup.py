@@ -1,5 +1,6 @@
 """Ledger and states can be backed up and restored, and commits lost in between are reported."""
 
+import json
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, BinaryIO
 import psycopg2
 import pytest
 
+from tests.cli.conftest import check_schema
 from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Tally
 from tests.stack.conftest import Stack
@@ -37,7 +39,7 @@ def commit(tally: Tally, *txids: int) -> None:
         tally.commit(txid)
 
 
-@pytest.mark.promise("verb:backup", "verb:restore")
+@pytest.mark.promise("verb:backup", "verb:restore", "json:backup", "json:restore")
 def test_a_restored_backup_names_the_commits_lost_since(running: Stack, tmp_path: Path) -> None:
     """Three commits, a backup after two: the pipeline halts, names the third, goes on after the second once accepted."""
     register_pipelines(running.settings, TALLY)
@@ -45,14 +47,17 @@ def test_a_restored_backup_names_the_commits_lost_since(running: Stack, tmp_path
     with StateStore.connect(running.settings) as store:
         tally = Tally(store)
         commit(tally, 1, 2)
-        assert (made := tidegate("backup", str(file))).returncode == 0, made.stderr
+        made = tidegate("backup", str(file), "--json")
+        assert made.returncode == 0, made.stderr
+        check_schema("backup", json.loads(made.stdout))
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert tidegate("backup", str(file)).returncode == 2  # never over another one
         commit(tally, 3)
 
     assert tidegate("restore", str(file)).returncode == 2  # it needs --yes
-    done = tidegate("restore", str(file), "--yes")
+    done = tidegate("restore", str(file), "--yes", "--json")
     assert done.returncode == 0, done.stderr
+    check_schema("restore", json.loads(done.stdout))
     kept = next(word.rstrip(".") for word in done.stderr.split() if word.startswith("tidegate_before_"))
 
     with StateStore.connect(running.settings) as store:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -74,3 +75,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
         spark_class_archive.make()
 
     assert str(archive) in str(refused.value)
+
+
+@pytest.mark.promise("error:RETRYABLE_ERROR")
+def test_a_server_that_is_not_up_in_time_leaves_no_archive_and_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = spark.EmbeddedSpark.component
+    monkeypatch.setattr(spark.EmbeddedSpark, "component", lambda server: replace(usual(server), deadline_seconds=0.1))
+    monkeypatch.setattr(spark_class_archive, "class_archive_file", lambda: tmp_path / "spark.jsa")
+
+    with pytest.raises(spark_class_archive.RetryableError, match="did not start"):
+        spark_class_archive.make()
+
+    assert list(tmp_path.iterdir()) == []

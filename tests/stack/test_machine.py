@@ -6,9 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +15,7 @@ import pytest
 from tests.checkout import copy_to
 from tests.conftest import COMMAND
 from tests.examples import copy_examples
+from tests.small_disk import fill, mounted
 from tests.stack.conftest import Stack, remove
 from tests.stack.test_stack import can_query
 from tidegate import stack as embedded
@@ -35,29 +34,8 @@ TRY_AGAIN = 75
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """A folder on a small disk of its own, which every account reaches."""
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-disk-"))
-    folder.chmod(0o755)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=240m,mode=0755", "none", folder], check=False, capture_output=True
-    )
-    if mounted.returncode:
-        folder.rmdir()
-        pytest.skip("a disk of its own needs the right to mount one: run the tests as root")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
-    folder.rmdir()
-
-
-def fill(disk: Path) -> Path:
-    ballast = disk / "ballast"
-    with suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1024 * 1024))
-    with suppress(OSError), ballast.open("ab", buffering=0) as file:
-        while True:
-            file.write(bytes(512))
-    return ballast
+    with mounted("240m") as folder:
+        yield folder
 
 
 @pytest.mark.promise("error:MACHINE_REFUSES")

@@ -19,6 +19,7 @@ import psutil
 import psycopg2
 import pytest
 
+from tests.cli.conftest import check_schema
 from tests.stack.conftest import Stack
 from tests.statements import execute
 from tidegate.commands.setup.pipeline_verbs import settings
@@ -75,6 +76,7 @@ def test_a_missing_java_is_reported_first(version: str | None, new_stack: Callab
 
 
 @pytest.mark.soak
+@pytest.mark.promise("error:STACK_UNAVAILABLE")
 def test_a_component_that_cannot_start_is_named_with_its_log(new_stack: Callable[[str], Stack]) -> None:
     """When Postgres cannot start, one line says so, names its log and quotes the reason; `down` still leaves nothing."""
     stack = new_stack("broken")
@@ -122,6 +124,7 @@ def test_airflow_has_its_operators_environment_but_for_what_the_stack_decides(
 # -- staying up --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("json:up")
 def test_up_starts_what_has_given_up(running: Stack) -> None:
     """And all other components again."""
 
@@ -133,9 +136,10 @@ def test_up_starts_what_has_given_up(running: Stack) -> None:
         return spark.state == "gave up"
 
     assert wait_until(has_given_up, 60)
-    done = running.tidegate("up", "--without-airflow")
+    done = running.tidegate("up", "--without-airflow", "--json")
 
     assert done.returncode == 0, done.stderr
+    check_schema("up", json.loads(done.stdout))
     assert {status.state for status in running.statuses().values()} == {"up"}
 
 
@@ -204,6 +208,7 @@ def test_a_killed_component_comes_back(name: str, running: Stack, computing: psu
     assert can_query(running)
 
 
+@pytest.mark.promise("json:down")
 def test_down_finds_the_processes_of_a_killed_supervisor(running: Stack, bystander: psutil.Process) -> None:
     """`down` ends every process of the stack, even if its supervisor was killed and its pid files are gone; no other."""
     supervisor = running.supervisor()
@@ -220,9 +225,10 @@ def assert_ends(stack: Stack) -> None:
     """Stop a stack; check that none of its processes lives, by marker, session or working folder."""
     processes = stack.processes()
 
-    done = stack.tidegate("down")
+    done = stack.tidegate("down", "--json")
 
     assert done.returncode == 0, done.stderr
+    check_schema("down", json.loads(done.stdout))
     assert [process for process in processes if is_alive(process)] == []
     assert stack.marked() == []
     data = Layout.load(stack.home).postgres.data

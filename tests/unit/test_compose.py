@@ -30,7 +30,7 @@ from confluent_kafka.admin import AdminClient
 
 from tests.servers import fetch_kafka
 from tidegate.jobs.sources.kafka.login import kafka_client
-from tidegate.stack.components import java_libraries
+from tidegate.stack.components import java_libraries, postgres
 from tidegate.stack.components import server_process as components
 from tidegate.stack.components.airflow import PROCESSES, PROJECT, airflow_settings
 from tidegate.stack.components.kafka import HEAP_MEGABYTES, LOGGING, PACKAGES, VERSION
@@ -86,13 +86,16 @@ def test_services_are_the_embedded_components(embedded: Layout) -> None:
         assert by_place(SERVICES[component.name]["command"]) == by_place(list(component.command))
 
 
-@pytest.mark.promise("performance:settings-of-embedded-server")
-def test_postgres_has_the_embedded_options(embedded: Layout) -> None:
+@pytest.mark.promise("performance:settings-of-embedded-server", "limit:MAX_SHARED_BUFFERS")
+def test_postgres_has_the_embedded_options(embedded: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     def options(words: list[str]) -> dict[str, str]:
         return dict(re.findall(r"-c ?(\w+)=(\S*)", " ".join(words)))
 
     expected, actual = options(list(embedded.postgres.component().command)), options(SERVICES["postgres"]["command"])
     of_the_machine = {"shared_buffers", "max_parallel_workers_per_gather"}
+    assert int(expected["shared_buffers"].removesuffix("kB")) == min(psutil.virtual_memory().total // 4, 8 * 1024**3) // 1024
+    monkeypatch.setattr(postgres, "MAX_SHARED_BUFFERS", 1024 * 1024)
+    assert options(list(embedded.postgres.component().command))["shared_buffers"] == "1024kB"
     places = {"port", "listen_addresses", "unix_socket_directories"}
     assert expected.keys() - actual.keys() == {*places, "max_parallel_workers_per_gather"}
     assert {k: v for k, v in actual.items() if k not in of_the_machine} == {
@@ -106,6 +109,7 @@ def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> No
     actual = {name: value for name, value in given(service).items() if name.startswith(("AIRFLOW", "OTEL_"))}
     expected = {name for name in embedded.airflow.environment() if name.startswith(("AIRFLOW", "OTEL_"))}
     assert {name: actual.get(name) for name in airflow_settings()} == airflow_settings()
+    assert actual["AIRFLOW__CORE__DAG_DISCOVERY_SAFE_MODE"] == "False"
     assert actual.keys() == expected
     assert actual["AIRFLOW__CORE__DAGS_FOLDER"] == f"{given(service)['TIDEGATE_HOME']}/dags"
 

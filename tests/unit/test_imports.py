@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 import pytest
@@ -211,11 +212,46 @@ HEAVY = ("pyspark", "pandas", "pyarrow")
 SLOW = ("sqlalchemy", "airflow", "rich", "httpx", *HEAVY)
 
 
-@pytest.mark.promise("performance:get-uses-psycopg2-alone", "performance:each-verb-loads-its-own-module-parsed")
+STARTED = """
+import gc
+from tidegate.cli import main
+def collections():
+    return sum(generation["collections"] for generation in gc.get_stats())
+before, sys.argv = collections(), ["tidegate", "--help"]
+try:
+    main()
+except SystemExit:
+    pass
+assert collections() - before <= 1, "of the few objects before main"
+"""
+
+
+@pytest.mark.promise("performance:bytecode-is-compiled-at-set-up")
+def test_no_process_compiles_a_library() -> None:
+    """A library of which tests import a part is compiled as a whole."""
+    found = [spec.origin for name in ("airflow", "pandas") if (spec := find_spec(name)) and spec.origin]
+    files = [file for origin in found for file in Path(origin).parent.rglob("*.py")]
+    assert [file for file in files if not Path(cache_from_source(str(file))).exists()] == []
+    assert len(files) > 1_000
+
+
+@pytest.mark.promise(
+    "performance:get-uses-psycopg2-alone",
+    "performance:each-verb-loads-its-own-module-parsed",
+    "performance:no-garbage-is-looked-for-while-command",
+    "performance:up-asks-all-components-at-once-without",
+)
 @pytest.mark.parametrize(
     ("program", "absent"),
-    [(LIGHT, HEAVY), (DAGS, ("pyspark", "tidegate.jobs.pipelines.flights")), (LOOKUP, SLOW), (COMPLETION, SLOW[:2] + HEAVY)],
-    ids=["imports", "Dags are parsed again and again, and by every task", "a lookup", "a completion"],
+    [
+        (LIGHT, HEAVY),
+        (DAGS, ("pyspark", "tidegate.jobs.pipelines.flights")),
+        (LOOKUP, SLOW),
+        (COMPLETION, SLOW[:2] + HEAVY),
+        (STARTED, HEAVY),
+        ("from tidegate import stack, jobs\n", SLOW),
+    ],
+    ids=["imports", "Dags are parsed again and again, and by every task", "a lookup", "a completion", "a command", "the stack"],
 )
 def test_what_is_frequent_loads_nothing_slow(tmp_path: Path, program: str, absent: tuple[str, ...]) -> None:
     begin = f"import json, os, sys\nos.chdir({str(EXAMPLES)!r})\nos.environ['TIDEGATE_HOME'] = {str(EXAMPLES)!r}\n"

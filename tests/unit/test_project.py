@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import check_schema
 from tests.store import project
 from tidegate.state_store.base.errors import SettingsInvalid
 
@@ -52,7 +53,7 @@ def shop(tmp_path: Path) -> Path:
     return shop
 
 
-@pytest.mark.promise("verb:init")
+@pytest.mark.promise("verb:init", "json:init")
 def test_init_makes_what_is_missing(tmp_path: Path) -> None:
     """Under any umask no other account may write there; a second time changes nothing; files of the author stay."""
     before = os.umask(0)
@@ -62,7 +63,8 @@ def test_init_makes_what_is_missing(tmp_path: Path) -> None:
         os.umask(before)
     home = tmp_path / "new/shop"
     made = ["pipelines/", "dags/", "migrations/", "tidegate.toml", ".gitignore"]
-    assert json.loads(done.stdout) == {"folder": str(home), "written": made}
+    check_schema("init", shown := json.loads(done.stdout))
+    assert shown == {"folder": str(home), "written": made}
     assert {name: oct((home / name).stat().st_mode & 0o022) for name in made} == dict.fromkeys(made, "0o0")
 
     (home / "tidegate.toml").write_text("pg_port = 1\n")

@@ -167,7 +167,7 @@ def test_a_batch_commits_only_if_no_rule_is_broken(spec: Spec) -> None:
     assert commits == 1 + 10 * len(REGISTERED), "one is sealed as it should be; given up, it needs no attempt"
 
 
-@pytest.mark.promise("I3", "I12")
+@pytest.mark.promise("I3", "I12", "limit:MAX_ROWS_TOGETHER")
 def test_batches_are_merged_together_up_to_the_first_that_is_not_ready() -> None:
     """That is one which would not commit, waits for a person or its skip, or has more rows than fit beside the others."""
     ready = {"newest": attempts_of(OPAQUE)["sealed"]}
