@@ -72,9 +72,7 @@ def root_of(causes: Sequence[Cause]) -> Cause:
 
 def of_error(error: TidegateError) -> Cause:
     """Return an error that keeps the ledger from being read as a cause: then only that is known."""
-    advice, command = remedies.fix_of(error.code), remedies.command_of(error.code)
-    story = f"{quoted(str(error))}."
-    return Cause(error.code, story, None, None, advice, command, severity="error", error=error.code)
+    return _error(error.code, f"{quoted(str(error))}.")
 
 
 class _Declared(NamedTuple):
@@ -297,7 +295,7 @@ def _blocked(wait: "Wait", declared: _Declared) -> Iterator[Cause]:
     elif declared.pipeline is not None and declared.pipeline.spec.fingerprint != wait.row.fingerprint:
         yield _error("DECLARATION_CHANGED", f"The declaration of {name} is not the registered one.")
     if wait.refusal is not None:
-        yield _error(wait.refusal.code, f"{quoted(str(wait.refusal))}.")
+        yield of_error(wait.refusal)
     if wait.is_standby:
         yield _error("STORE_UNAVAILABLE", "This Postgres is a standby, and commits need the primary.")
 
