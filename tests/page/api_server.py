@@ -32,9 +32,9 @@ def running_server(home: Path) -> Iterator[ApiServer]:
     """Run both in an empty folder."""
     (home / ".tidegate").mkdir(mode=0o711)
     write_authors(home / "authors")
-    settings = Settings.load({"TIDEGATE_HOME": str(home)})
     with ExitStack() as until:
         layout = Layout.choose(home, until)
+        settings = Settings.load({"TIDEGATE_HOME": str(home)})  # with the ports that were chosen
 
         def start(component: Component) -> None:
             process = psutil.Process(components.start(component, settings.stack_folder).pid)
