@@ -47,7 +47,7 @@ async def current_user(
 
 @asynccontextmanager
 async def in_turn(user: Any) -> AsyncIterator[Any]:
-    """Yield the user when less than MOST_REQUESTS other requests of this user are at work; until then, wait without a thread."""
+    """Yield the user once fewer than MOST_REQUESTS requests of this user are at work; until then, wait without a thread."""
     turns = _at_work.setdefault(user.get_id(), asyncio.Semaphore(MOST_REQUESTS))
     async with turns:
         yield user

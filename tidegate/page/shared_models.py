@@ -1,8 +1,9 @@
 """Shapes that several groups of routes answer with."""
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query
 from pydantic import BaseModel
@@ -12,6 +13,7 @@ from tidegate.state_store.declarations.column_spec import DerivedColumn, KeyColu
 LARGEST = 10**15  # beyond any txid, and exact as a number of JavaScript
 REASON_CHARACTERS = 2000
 Txid = Annotated[int | None, Query(ge=1, le=LARGEST)]
+_AS_THEY_ARE = ("integer", "smallint", "boolean")
 WITHOUT_NUL = r"^[^\x00]*$"  # which Postgres cannot compare with
 
 
@@ -25,6 +27,19 @@ class Column(BaseModel):
 def columns_of(shown: Sequence[KeyColumn | ValueColumn | DerivedColumn]) -> list[Column]:
     """Return some columns of a state for an answer."""
     return [Column(name=column.name, type=column.type.name) for column in shown]
+
+
+def as_json(value: Any, kind: str) -> Any:
+    """Return a value of Postgres, of the type `kind`, for an answer; as text if no JavaScript number holds all such values."""
+    if isinstance(value, list):
+        return [as_json(each, kind.removesuffix("[]")) for each in value]
+    if value is None or kind in _AS_THEY_ARE:
+        return value
+    if isinstance(value, bytes | memoryview):
+        return f"\\x{bytes(value).hex()}"
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 class Action(BaseModel):

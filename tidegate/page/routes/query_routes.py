@@ -1,6 +1,5 @@
 """Routes for queries: which there are, and their answers."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -11,14 +10,12 @@ from tidegate.jobs.named_queries import Query
 from tidegate.page import access, ledger_connection
 from tidegate.page.declared_pipelines import queries as declared_queries
 from tidegate.page.http_answers import Refusal
-from tidegate.page.shared_models import Column
+from tidegate.page.shared_models import Column, as_json
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.declarations.column_spec import ColumnType
 from tidegate.state_store.read_states.named_query_answers import ask
 
 router = APIRouter(prefix="/api/queries")
-
-_AS_THEY_ARE = ("integer", "smallint", "boolean")
 
 
 class Declared(BaseModel):
@@ -95,17 +92,5 @@ def _answer(query: Query, given: Mapping[str, Any]) -> Answered:
         query=found.query,
         txids=dict(found.txids),
         columns=[Column(name=name, type=kind) for name, kind in found.columns],
-        rows=[[_as_json(value, kind) for value, kind in zip(row, kinds, strict=True)] for row in found.rows],
+        rows=[[as_json(value, kind) for value, kind in zip(row, kinds, strict=True)] for row in found.rows],
     )
-
-
-def _as_json(value: Any, kind: str) -> Any:
-    if isinstance(value, list):
-        return [_as_json(each, kind.removesuffix("[]")) for each in value]
-    if value is None or kind in _AS_THEY_ARE:
-        return value
-    if isinstance(value, bytes | memoryview):
-        return f"\\x{bytes(value).hex()}"
-    if isinstance(value, dict):
-        return json.dumps(value)
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -5,7 +5,6 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from datetime import date, datetime
 from typing import Annotated, Any
 
 import anyio
@@ -18,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tidegate.page import access, ledger_connection
 from tidegate.page.http_answers import Answer, Refusal, body_of
-from tidegate.page.shared_models import Column, columns_of
+from tidegate.page.shared_models import Column, as_json, columns_of
 from tidegate.state_store.base.errors import StoreUnavailable, UsageError
 from tidegate.state_store.declarations.pipeline_spec import StateSpec
 from tidegate.state_store.ledger import cursors
@@ -187,19 +186,8 @@ def _state(connection: Connection, pipeline: str, name: str) -> StateSpec:
 
 
 def _as_json(spec: StateSpec, row: Sequence[Any]) -> list[Any]:
-    return [_value(value, column.type.name) for value, column in zip(row, spec.shown, strict=True)]
-
-
-def _value(value: Any, kind: str) -> Any:
-    if value is None or kind in ("integer", "boolean"):
-        return value
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, bytes | memoryview):
-        return f"\\x{bytes(value).hex()}"
-    if isinstance(value, list):
-        return f"[{', '.join(str(_value(each, kind)) for each in value)}]"
-    return str(value)
+    values = [as_json(value, column.type.name) for value, column in zip(row, spec.shown, strict=True)]
+    return [f"[{', '.join(map(str, value))}]" if isinstance(value, list) else value for value in values]
 
 
 def _token(spec: StateSpec, row: Sequence[Any]) -> str:
