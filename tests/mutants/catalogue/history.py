@@ -109,6 +109,6 @@ MUTANTS = (
     ),
     POSTGRES_ERRORS("a-deadlock-is-a-permanent-error", "fault:deadlock-statement-timeout:commit", "translate")(
         'if state in _RETRYABLE_STATES{+.keys() - {"40P01"}+}:',
-        "tests/integration/test_lock_holders.py::test_a_commit_that_a_deadlock_ends_leaves_nothing_and_is_tried_again",
+        "tests/integration/test_lock_holders.py::test_a_step_that_a_deadlock_ends_leaves_nothing_and_is_tried_again",
     ),
 )
