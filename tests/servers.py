@@ -7,6 +7,7 @@ ends, and its reaper ends them (`tests.reaper`).
 import fcntl
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -16,14 +17,15 @@ from pathlib import Path
 import pytest
 from psycopg2 import sql
 
+from tests import supervisor
 from tests.jars import fetch_or_skip
 from tests.reaper import VARIABLE, Run
 from tests.statements import execute
 from tests.store import STACK_FOLDER
 from tidegate import migrations
 from tidegate import stack as embedded
-from tidegate.stack.components import kafka
-from tidegate.stack.components.server_process import reserve_port
+from tidegate.stack.components import kafka, server_process
+from tidegate.stack.components.server_process import Component, reserve_port
 from tidegate.stack.layout import USUAL_PORTS
 from tidegate.state_store import Settings
 
@@ -127,11 +129,16 @@ def _start(home: Path, extras: tuple[str, ...], java_options: str = QUICK_TO_STA
     stack_file.parent.mkdir(mode=0o711, exist_ok=True)
     with ExitStack() as chosen:
         stack_file.write_text(json.dumps({"ports": {name: reserve_port(None, chosen) for name in USUAL_PORTS}}))
-    environ = {**os.environ, "TIDEGATE_HOME": str(home)}
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("JDK_JAVA_OPTIONS", java_options)
+    environ, start = {**os.environ, "TIDEGATE_HOME": str(home)}, server_process.start
+
+    def start_ours(component: Component, stack_folder: Path) -> subprocess.Popen[bytes]:
+        command = [supervisor.__name__ if word == supervisor.USUAL else word for word in component.command]
+        return start(replace(component, command=command), stack_folder)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("JDK_JAVA_OPTIONS", java_options)
+        patched.setattr(server_process, "start", start_ours)
         embedded.up(Settings.load(environ), without_airflow=True, extras=extras)
-    do_not_sync(Settings.load(environ))
     log_in_quickly(Settings.load(environ))
     show_transactions(Settings.load(environ))
 
