@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from tests.compiled_statements import compile_once
 from tests.databases import Pool
 from tests.examples import EXAMPLES  # noqa: F401 - this process has their pipelines
+from tests.jars import pytest_sessionstart  # noqa: F401 - a hook of this file
 from tests.layers import (  # noqa: F401 - hooks of this file
     pytest_collection_modifyitems,
     pytest_sessionfinish,

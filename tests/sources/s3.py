@@ -16,7 +16,7 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
-from tests.jars import fetch_or_skip
+from tests.jars import S3PROXY, fetch_or_skip
 from tidegate.jobs.sources.files.stores import object_places
 from tidegate.stack.components import java_libraries
 from tidegate.stack.components.server_process import reserve_port, wait_until
@@ -31,7 +31,7 @@ PAGE = PROJECT / "docs" / "storage.md"
 class S3Server:
     """One server. Its buckets are folders in `folder`; objects put there without it have no ETag."""
 
-    packages: ClassVar = ("org.gaul:s3proxy:2.6.0",)
+    packages: ClassVar = (S3PROXY,)
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder / "buckets"
