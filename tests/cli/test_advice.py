@@ -17,9 +17,11 @@ from tests.cli.advice import Answer, Followed, Project
 from tests.cli.conftest import CommandLine
 from tests.layers import ADVICE
 from tests.servers import Server
+from tests.sources.in_process import stage_here
 from tests.stack.neighbour import LISTENER, account, impostor
 from tests.store import HOME_VARIABLE, Attempt, PipelineSpec, tables
 from tidegate import migrations
+from tidegate.jobs.engine.processing import Processor
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import CommitOutOfOrder
@@ -52,6 +54,22 @@ def project(
         made.append(Project.made(settings, followed))
     made[-1].begin()
     return made[-1]
+
+
+@pytest.fixture(autouse=True)
+def _counted_here(monkeypatch: pytest.MonkeyPatch, stack: Settings, request: pytest.FixtureRequest) -> None:
+    """Let batches be counted in this process, but those whose errors or expressions are Spark's, or that go to another."""
+    in_spark = Processor._stage
+    if request.function is test_content_that_fails:
+        return
+
+    def stage(processor: Processor, attempt: Attempt) -> None:
+        pipeline = processor._pipeline
+        is_plain = not (pipeline.transform or pipeline.spec.quarantines)
+        is_ours = processor._store.settings.spark_remote == stack.spark_remote
+        (stage_here if is_plain and is_ours else in_spark)(processor, attempt)
+
+    monkeypatch.setattr(Processor, "_stage", stage)
 
 
 @pytest.fixture
