@@ -15,11 +15,13 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
+from tests import in_process
 from tests.cli.conftest import check_schema, verb_of
 from tests.conftest import COMMAND
 from tests.examples import EXAMPLES, copy_examples
 from tests.servers import do_not_sync
 from tests.statements import execute
+from tests.store import HOME_VARIABLE
 from tidegate import sample_data
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
@@ -54,7 +56,7 @@ class Project:
     settings: Settings
 
     def tidegate(self, *arguments: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([COMMAND, *arguments], cwd=self.home, capture_output=True, text=True, timeout=300, check=False)
+        done = in_process.run(arguments, {**os.environ, HOME_VARIABLE: str(self.home)}, self.home)
         assert done.returncode == exit_code, f"tidegate {' '.join(arguments)} ended with {done.returncode}: {done.stderr}"
         return done
 
