@@ -10,7 +10,7 @@ from sqlalchemy.schema import CreateSchema
 
 from tidegate.migrations import reflection
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.states import partitions, primary_keys, state_tables, table_identity, table_shape
+from tidegate.state_store.states import primary_keys, state_tables, table_identity, table_shape
 
 
 def _ours(name, type_, _parents):  # noqa: ANN001, ANN202
@@ -38,8 +38,7 @@ def _is_other_type(_context, column, _declared, _found_type, _declared_type):  #
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
     """Write into every migration that creates a state table its trigger and further grants.
 
-    A table that is divided by other ranges than declared is made again with its indexes, and its rows, privileges and
-    triggers are copied. A table with another primary key gets the declared one.
+    A table with another primary key gets the declared one.
     """
     script = directives[0]
     for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
@@ -51,22 +50,14 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
             script.downgrade_ops.ops.insert(0, ops.ExecuteSQLOp(views[operation.table_name]))
     for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
         _complete_changes_of_columns(operations)
-    again = partitions.differing(connection, state_tables.STATE, specs)
     for change in primary_keys.differing(connection, state_tables.STATE, specs):
-        if change.table.name not in {declared.table_name for declared, _ in again}:
-            for operations, *keys in (
-                (script.upgrade_ops.ops, change.found, change.declared),
-                (script.downgrade_ops.ops, change.declared, change.found),
-            ):
-                first, last = primary_keys.statements(*keys)
-                operations[:0] = _statements(first)
-                operations.extend(_statements(last))
-    for declared, found in again:
-        dividing = {*declared.required, *found.required}
-        for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
-            _leave_nullable(operations, declared.table_name, dividing)
-        script.upgrade_ops.ops += _made_again(declared, found)
-        script.downgrade_ops.ops[:0] = _made_again(found, declared)
+        for operations, *keys in (
+            (script.upgrade_ops.ops, change.found, change.declared),
+            (script.downgrade_ops.ops, change.declared, change.found),
+        ):
+            first, last = primary_keys.statements(*keys)
+            operations[:0] = _statements(first)
+            operations.extend(_statements(last))
 
 
 def _leave_comments(operations):  # noqa: ANN001, ANN202
@@ -91,29 +82,6 @@ def _complete_changes_of_columns(operations):  # noqa: ANN001, ANN202
         table = operation.table_name
         if table in views and not all(isinstance(each, ops.AddColumnOp) for each in operation.ops):
             operations.insert(0, ops.ExecuteSQLOp(views[table]))  # registration makes it again
-
-
-def _leave_nullable(operations, table, columns):  # noqa: ANN001, ANN202
-    """Take out changes of whether these columns of a table may be NULL: it is made again, and they are part of its key."""
-    for operation in operations:
-        if isinstance(operation, ops.ModifyTableOps) and operation.table_name == table:
-            operation.ops = [
-                each
-                for each in operation.ops
-                if not (
-                    isinstance(each, ops.AlterColumnOp) and each.column_name in columns and each.modify_nullable is not None
-                )
-            ]
-
-
-def _made_again(state, before):  # noqa: ANN001, ANN202
-    table = state_tables.state_table_of(state)
-    return [
-        *_statements(partitions.set_aside(table, before)),
-        ops.CreateTableOp.from_table(table),
-        *_statements(state_tables.after_create(state, table.name)),
-        *_statements(partitions.moved_back(table, state)),
-    ]
 
 
 def _statements(statements):  # noqa: ANN001, ANN202

@@ -13,7 +13,7 @@ from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.ledger.batches import MAX_TXID
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.operate.action_record import write_action
-from tidegate.state_store.states import partitions, range_partitions, state_tables
+from tidegate.state_store.states import range_partitions, state_tables
 
 # A transaction removes no more rows one by one: commits wait for it.
 ROWS_AT_ONCE = 50_000
@@ -92,7 +92,7 @@ def prune(
     if up_to_txid > committed:
         raise RangeRefused(f"{spec.name} has committed up to txid {committed}: later changes are not removed.")
     changes = range_partitions.changes_of(state)
-    attached = partitions.attached(connection, changes.table)
+    attached = range_partitions.attached(connection, changes.table)
     end = up_to_txid + 1 if up_to_txid < committed else MAX_TXID  # without later txids, the last range has as good as ended
     ended = range_partitions.ended(connection, changes, str(end))[: range_partitions.MOST_AT_ONCE]
     if ended:
@@ -159,7 +159,7 @@ def prune_ranges(
     raises.
     """
     committed = _lock(connection, spec.name, witness)
-    attached = partitions.attached(connection, state.name)
+    attached = range_partitions.attached(connection, state.name)
     ended = range_partitions.ended(connection, range_partitions.rows_of(state), removal.before)
     pruned = PrunedRanges([], None, [], are_more=len(ended) > range_partitions.MOST_AT_ONCE)
     last_txid = 0

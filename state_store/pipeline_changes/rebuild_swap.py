@@ -1,16 +1,22 @@
-"""The tables of a rebuild take the place of a pipeline's: they get their names, and what the team had given to them."""
+"""Tables take the place of those of states, with what the team had given to these: of a rebuild, or divided otherwise."""
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import OID, REGCLASS
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
+from sqlalchemy.schema import AddConstraint
 
 from tidegate.state_store.base.errors import DeclarationChanged
 from tidegate.state_store.connections import statement_text
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import dependents, message_of
+from tidegate.state_store.connections.statement_text import in_state, quoted
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.states import state_tables, team_additions
+from tidegate.state_store.states import range_partitions, state_tables, team_additions
 
 # Gives a table, its partitions, and their indexes and constraints the names of another table, wherever they contain its own.
 # A constraint that a partition inherits has its parent's name.
@@ -106,19 +112,19 @@ def partition_count(connection: Connection, spec: PipelineSpec) -> int:
 
 
 def take_place(connection: Connection, pipeline: str, state: StateSpec, rebuilt: StateSpec) -> None:
-    """Put the tables of a rebuilt state in the place of the state's, which are empty and have the same columns.
+    """Put the tables of a rebuilt state, or of one that is divided otherwise, in the place of the state's, of the same columns.
 
-    They get what the team has given to those: privileges, triggers, constraints, indexes, statistics, comments.
+    They get what the team has given to those: privileges, triggers, constraints, indexes, statistics, comments. Rows of those
+    are gone.
 
-    Raises: DeclarationChanged if a view or something else depends on a table that is replaced, or the rebuilt rows break one
-    of these constraints.
+    Raises: DeclarationChanged if a view or something else depends on a table that is replaced, or the new rows break one of
+    these constraints.
     """
     for each in (state, rebuilt):
         if each.history:
             _drop(connection, pipeline, state_tables.drop_of_view(state_tables.STATE, each), each.name)
     for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
-        _check_not_published(connection, pipeline, old)
-        statement_text.ddl(connection, team_additions.refused(old, old.fullname))
+        team_additions.check_replaceable(connection, pipeline, old)
         given = team_additions.statements(connection, new, old)
         _drop(connection, pipeline, f"DROP TABLE {statement_text.in_state(old.name)}", old.name)
         names = {"before": new.name, "state_before": rebuilt.name, "state": state.name}
@@ -131,22 +137,84 @@ def take_place(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
 
 
 def _give(connection: Connection, pipeline: str, statement: str, table: sa.Table) -> None:
-    """Give a rebuilt table what the team had given to the former one.
+    """Give a table what the team had given to the one in whose place it is.
 
-    Raises: DeclarationChanged if the rebuilt rows or columns do not allow it, such as a constraint that a row breaks.
+    Raises: DeclarationChanged if its rows or columns do not allow it, such as a constraint that a row breaks.
     """
     try:
         statement_text.ddl(connection, statement)
     except (DataError, IntegrityError, NotSupportedError, ProgrammingError) as error:
         raise DeclarationChanged(
-            f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, to which your team has given what the "
-            f"rebuilt one cannot have: {message_of(error.orig)} ({statement}). Drop that from {table.fullname}, then run: "
-            "tidegate migrate. Nothing was changed."
+            f"{pipeline}: no other table can take the place of {table.fullname}, to which your team has given what another "
+            f"cannot have: {message_of(error.orig)} ({statement}). Drop that from {table.fullname}, then run: tidegate "
+            "migrate. Nothing was changed."
         ) from error
 
 
+def divide(connection: Connection, spec: PipelineSpec) -> None:
+    """Make those tables of a registered pipeline again, with their rows, that are not divided as is declared.
+
+    Raises: what `make_again` raises.
+    """
+    for state, divides in range_partitions.divided_otherwise(connection, [spec]):
+        make_again(connection, spec.name, state, divides)
+
+
+def make_again(connection: Connection, pipeline: str, state: StateSpec, divides: str | None = None) -> None:
+    """Make a state's table again, divided as is declared, with its rows; `divides` is the column that divides it now.
+
+    Commits and readers wait from now on.
+
+    Raises: DeclarationChanged as `take_place`; BadKey for a row without a value in the column that is to divide the table.
+    """
+    s, r, table = tables.state_table.c, tables.state_range.c, state_tables.state_table_of(state)
+    team_additions.check_replaceable(connection, pipeline, table)
+    made = _empty_copy(connection, state, divides)
+    new = state_tables.state_table_of(made)
+    # The new table is the pipeline's from now on: its partitions are made as those of any other.
+    noted = sa.select(sa.literal(new.name), s.pipeline, s.pruned_txid).where(s.state == table.name)
+    connection.execute(sa.insert(tables.state_table).from_select(["state", "pipeline", "pruned_txid"], noted))
+    connection.execute(sa.delete(tables.state_range).where(r.state == table.name))
+    set_local(connection, {"tidegate.writer": pipeline})
+    found = sa.inspect(connection).get_columns(table.name, schema=table.schema)
+    names = [column["name"] for column in found if "computed" not in column]
+    if state.ranges:
+        values = sa.select(table.c[state.ranges.column])
+        range_partitions.add_missing(connection, range_partitions.rows_of(made), values, most=None)
+    before, after = (sa.table(each.name, *map(sa.column, names), schema=each.schema) for each in (table, new))
+    connection.execute(sa.insert(after).from_select(names, sa.select(before)))
+    # If the table is the one into which batches have committed, registration notes the new one in its place.
+    is_known = s.table_oid == sa.cast(sa.cast(table.fullname, REGCLASS), OID)
+    connection.execute(sa.update(tables.state_table).where(s.state == table.name, is_known).values(table_oid=None))
+    take_place(connection, pipeline, state, made)
+    move_notes(connection, pipeline, state, made)
+    connection.execute(sa.delete(tables.state_table).where(s.state == new.name))
+
+
+def divide_without_rows(connection: Connection, specs: Sequence[PipelineSpec]) -> None:
+    """Put empty tables in the place of those that are not divided as is declared, for a comparison that is then taken back."""
+    for state, divides in range_partitions.divided_otherwise(connection, specs):
+        made = _empty_copy(connection, state, divides)
+        for name, other in ((state.name, f"{state.name}$before"), (made.name, state.name)):
+            statement_text.ddl(connection, f"ALTER TABLE {in_state(name)} RENAME TO {quoted(other)}")
+
+
+def _empty_copy(connection: Connection, state: StateSpec, divides: str | None) -> StateSpec:
+    """Lock a state's table, make an empty one of its columns, divided as is declared, and return the state of that."""
+    made = replace(state, name=f"{state.name[:36]}__v0")  # no rebuild is of version 0
+    table, new = state_tables.state_table_of(state), state_tables.state_table_of(made)
+    statement_text.ddl(connection, f"LOCK TABLE {in_state(table.name)} IN ACCESS EXCLUSIVE MODE")
+    by = f" PARTITION BY RANGE ({quoted(state.ranges.column)})" if state.ranges else ""
+    like = f"(LIKE {in_state(table.name)} INCLUDING DEFAULTS INCLUDING GENERATED)"
+    statement_text.ddl(connection, f"CREATE TABLE {in_state(new.name)} {like}{by}")
+    if divides is not None:
+        statement_text.ddl(connection, f"ALTER TABLE {in_state(new.name)} ALTER {quoted(divides)} DROP NOT NULL")
+    connection.execute(AddConstraint(new.primary_key))
+    return made
+
+
 def move_notes(connection: Connection, pipeline: str, state: StateSpec, rebuilt: StateSpec) -> None:
-    """Give a state's tables what the ledger notes of the rebuilt ones: partitions, removed changes, and the watermark.
+    """Give a state's tables what the ledger notes of those in their place: partitions, removed changes, and the watermark.
 
     The pipeline owns the state's tables already.
     """
@@ -161,26 +229,6 @@ def move_notes(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
     connection.execute(moved.values(state=state.name, pipeline=pipeline))
 
 
-def _check_not_published(connection: Connection, pipeline: str, table: sa.Table) -> None:
-    """Refuse to replace a table that is in a publication: subscribers would be emptied, and get nothing from then on.
-
-    Raises: DeclarationChanged.
-    """
-    named = sa.text(
-        "SELECT DISTINCT pubname, puballtables OR pnnspid IS NOT NULL AS is_whole FROM pg_publication"
-        " LEFT JOIN pg_publication_rel ON prpubid = pg_publication.oid"
-        " LEFT JOIN pg_publication_namespace ON pnpubid = pg_publication.oid AND pnnspid = CAST(:schema AS regnamespace)"
-        " WHERE puballtables OR pnnspid IS NOT NULL OR prrelid = CAST(:table AS regclass)"
-        " OR prrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = CAST(:table AS regclass)) ORDER BY pubname"
-    )
-    for name, is_whole in connection.execute(named, {"table": table.fullname, "schema": table.schema}):
-        what = "Drop that publication, migrate, and make it" if is_whole else "Take it out, migrate, and add it"
-        raise DeclarationChanged(
-            f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, which is in publication {name}: its "
-            f"subscribers would be emptied. {what} again. Nothing was changed."
-        )
-
-
 def _drop(connection: Connection, pipeline: str, statement: str, name: str) -> None:
     try:
         statement_text.ddl(connection, statement)
@@ -188,6 +236,6 @@ def _drop(connection: Connection, pipeline: str, statement: str, name: str) -> N
         if (detail := dependents(error.orig)) is None:
             raise
         raise DeclarationChanged(
-            f"{pipeline}: the rebuilt state cannot take the place of {state_tables.STATE}.{name}: {detail}. Drop "
-            "that first, then run: tidegate migrate; and make it again afterwards. Nothing was changed."
+            f"{pipeline}: no other table can take the place of {state_tables.STATE}.{name}: {detail}. Drop that first,"
+            " then run: tidegate migrate; and make it again afterwards. Nothing was changed."
         ) from error

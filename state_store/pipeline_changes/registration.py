@@ -14,7 +14,7 @@ from tidegate.state_store.connections import statement_text
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec, followed_by, parts_of
 from tidegate.state_store.ledger import batches, cursors, schema_revision, tables, undeclared_columns
 from tidegate.state_store.ledger.cursors import Retired
-from tidegate.state_store.pipeline_changes import declaration_changes
+from tidegate.state_store.pipeline_changes import declaration_changes, rebuild_swap
 from tidegate.state_store.states import history_state_view, state_tables, table_identity, table_shape
 
 
@@ -72,7 +72,11 @@ def replace_declaration(connection: Connection, spec: PipelineSpec) -> None:
 
 
 def _note_tables(connection: Connection, spec: PipelineSpec, *, is_changed: bool) -> None:
-    """Note what the tables of a pipeline are to be like, and which they are; in this order, as the second hides new ones."""
+    """Divide the tables of a pipeline as is declared, note what they are to be like, and which they are.
+
+    In this order: the last hides new ones.
+    """
+    rebuild_swap.divide(connection, spec)
     table_shape.note(connection, spec, is_changed=is_changed)
     table_identity.note(connection, spec.name)
 

@@ -7,23 +7,23 @@ partition made, in its own transaction. The ledger notes each, so that one that 
 prune` removes old ones as a whole. Their names are the table's, a $ and the start of the range.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from psycopg2.errors import DuplicateTable
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
 from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
 from tidegate.state_store.connections import lock_holders
 from tidegate.state_store.connections.local_settings import set_local
-from tidegate.state_store.connections.statement_text import ddl, in_state, quoted, with_values
+from tidegate.state_store.connections.statement_text import ddl, in_state, quoted
 from tidegate.state_store.declarations.column_spec import TXID, ColumnType
-from tidegate.state_store.declarations.pipeline_spec import Ranges, StateSpec
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Ranges, StateSpec
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.states.state_tables import sql_type
+from tidegate.state_store.states.state_tables import STATE, sql_type
 
 # A transaction makes or removes no more partitions: each takes some five entries of Postgres' table of locks. More new ranges
 # in one batch are a mistake rather than a history.
@@ -37,32 +37,15 @@ LOCK_TIMEOUT = "1200ms"
 TXIDS = 1000
 _LEAST = {"integer": -(2**31), "bigint": -(2**63)}
 _LONGEST_NAME = 63  # of Postgres
-_PARTITIONS_SET_ASIDE = """DO $do$
-DECLARE
-    part regclass;
-BEGIN
-    FOR part IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = '{table}'::regclass
-    LOOP
-        EXECUTE format('ALTER TABLE %s RENAME TO %I', part, 'before$' || part::oid);
-    END LOOP;
-END
-$do$"""
-# For rows that are there already, where the migration runs, as databases differ.
-_PARTITIONS_MADE = """DO $do$
-DECLARE
-    new record;
-BEGIN
-    IF EXISTS ({without}) THEN
-        RAISE 'state {state} has rows without {column}, by which they are to be divided: delete these, or give them a value';
-    END IF;
-    PERFORM set_config('tidegate.writer', {owner}, true);
-    FOR new IN {needed}
-    LOOP
-        PERFORM tidegate.add_range('{state}', new.partition, new.lower, new.upper, '{every}');
-    END LOOP;
-    PERFORM set_config('tidegate.writer', '', true);
-END
-$do$"""
+# A partition that is being detached concurrently, or whose detaching was broken off, is gone for every query.
+_FOUND = sa.text("""
+SELECT (SELECT attname FROM pg_partitioned_table JOIN pg_attribute ON attrelid = partrelid AND attnum = ANY (partattrs::int2[])
+        WHERE partrelid = pg_class.oid),
+    array(SELECT relname::text FROM pg_inherits JOIN pg_class AS part ON part.oid = inhrelid
+          WHERE inhparent = pg_class.oid AND NOT inhdetachpending),
+    array(SELECT attname::text FROM pg_attribute WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped)
+FROM pg_class WHERE oid = to_regclass(:table)
+""")
 
 
 class Divided(NamedTuple):
@@ -71,6 +54,14 @@ class Divided(NamedTuple):
     table: str
     ranges: Ranges
     kind: str
+
+
+class _Found(NamedTuple):
+    """A table: the column by whose ranges it is divided, if it is, its attached partitions, and its columns."""
+
+    column: str | None
+    parts: list[str]
+    columns: list[str]
 
 
 def rows_of(state: StateSpec) -> Divided:
@@ -91,8 +82,8 @@ def partition_of(state: StateSpec, txid: int) -> str:
     return f"{state.records}${txid // TXIDS * TXIDS}"
 
 
-def add_missing(connection: Connection, divided: Divided, rows: sa.Select[Any]) -> None:
-    """Make the partitions that these rows of a batch need and the table does not have.
+def add_missing(connection: Connection, divided: Divided, rows: sa.Select[Any], *, most: int | None = MOST_AT_ONCE) -> None:
+    """Make the partitions that these rows need and the table does not have; for those of a batch, at most so many.
 
     Raises: BadKey for a row without a value; Overflow for rows in too many new ranges; SchemaOutOfDate if the table is divided
     by other ranges, or a table that was detached by hand is in the way.
@@ -101,16 +92,16 @@ def add_missing(connection: Connection, divided: Divided, rows: sa.Select[Any]) 
     r = tables.state_range.c
     is_there = sa.exists().where(r.state == divided.table, r.partition == needed.c.partition)
     missing = connection.execute(
-        sa.select(needed).where(sa.not_(is_there)).order_by(needed.c.start).limit(MOST_AT_ONCE + 1)
+        sa.select(needed).where(sa.not_(is_there)).order_by(needed.c.start).limit(most and most + 1)
     ).all()
     if any(new.partition is None for new in missing):
         raise BadKey(
             f"State {divided.table}: column {divided.ranges.column}, by which its rows are divided, is NULL or infinite in a "
             "row."
         )
-    if len(missing) > MOST_AT_ONCE:
+    if most is not None and len(missing) > most:
         raise Overflow(
-            f"State {divided.table}: by column {divided.ranges.column}, the batch has rows in more than {MOST_AT_ONCE} new "
+            f"State {divided.table}: by column {divided.ranges.column}, the batch has rows in more than {most} new "
             f"ranges, from {missing[0].lower} to {missing[-1].lower} and on. If these are no mistakes, use smaller batches, or "
             "longer ranges."
         )
@@ -147,8 +138,8 @@ def _check_every(connection: Connection, divided: Divided) -> None:
     if other is not None:
         raise SchemaOutOfDate(
             f"State {divided.table} is divided by ranges of {other}, and this process would add one of {every}. If the "
-            "declaration has changed, run: tidegate migrate --new; if that was done since this process began, restart the "
-            "stack: tidegate down && tidegate up"
+            "declaration has changed, run: tidegate migrate; if that was done since this process began, restart the stack: "
+            "tidegate down && tidegate up"
         )
 
 
@@ -262,45 +253,51 @@ def forget(connection: Connection, table: str, partition: str) -> None:
     connection.execute(sa.delete(tables.state_range).where(r.state == table, r.partition == partition))
 
 
-def length(connection: Connection, state: StateSpec, column: str) -> str | int:
-    """Return the length of the ranges of a table that is divided by a column: the declared one, if there are none yet."""
-    r = tables.state_range.c
-    noted = connection.scalar(sa.select(sa.func.max(r.every)).where(r.state == state.name))
-    if noted is not None:
-        return int(noted) if noted.isdecimal() else str(noted)
-    if state.ranges and state.ranges.column == column:
-        return state.ranges.every
-    kind = next((value.type.name for value in state.values if value.name == column), "")
-    return 1_000_000 if kind in _LEAST else "month"
+def attached(connection: Connection, table: str) -> set[str]:
+    """Return the names of the partitions that a table in schema state has."""
+    found = _find(connection, table)
+    return set(found.parts) if found else set()
 
 
-def set_aside(state: StateSpec, table: Table) -> Iterator[str]:
-    """Yield the statements that make room for the partitions of a table of the same name: those of this one are renamed."""
-    yield _one_line(_PARTITIONS_SET_ASIDE.format(table=table.fullname))
-    yield with_values(sa.delete(tables.state_range).where(tables.state_range.c.state == state.name))
+def divided_otherwise(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple[StateSpec, str | None]]:
+    """Return the states of rows whose tables are not divided as is declared, with the column that divides each now, if any.
 
-
-def made_for(state: StateSpec, before: sa.TableClause) -> Iterator[str]:
-    """Yield the statement that makes the partitions for the rows of a table that was set aside, where the migration runs.
-
-    It fails if a row has no value in the column that divides them.
+    Those are left out whose tables lack the column that is to divide them.
     """
-    assert state.ranges is not None, "only a state with ranges is divided by them"
-    column = before.c[state.ranges.column]
-    needed = _needed(rows_of(state), sa.select(column).where(column.is_not(None)))
-    without: sa.Select[Any] = sa.select(sa.literal_column("1")).select_from(before).where(column.is_(None))
-    t = tables.state_table.c
-    statement = _PARTITIONS_MADE.format(
-        without=with_values(without),
-        owner=with_values(sa.select(t.pipeline).where(t.state == state.name).scalar_subquery()),
-        needed=with_values(sa.select(needed).order_by(needed.c.start)),
-        state=state.name,
-        column=state.ranges.column,
-        every=state.ranges.every,
-    )
-    yield _one_line(statement)
+    differing = []
+    for state in (state for spec in specs for state in spec.readable if state.appends):
+        if (found := _find(connection, state.name)) is None:
+            continue
+        column, every = (state.ranges.column, str(state.ranges.every)) if state.ranges else (None, None)
+        if column == found.column and (column is None or length(connection, state) in (None, every)):
+            continue
+        if column is None or column in found.columns:
+            differing.append((state, found.column))
+    return differing
 
 
-def _one_line(statement: str) -> str:
-    """Return a statement as a migration has it."""
-    return " ".join(statement.split())
+def losing_their_column(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
+    """Return a sentence for each pipeline with a state that no longer has the column by which its table is divided."""
+    sentences = {}
+    for spec in specs:
+        for state in spec.readable:
+            found = _find(connection, state.table_name)
+            if found and found.column and found.column not in {value.name for value in state.values}:
+                sentences[spec.name] = (
+                    f"State {state.name} of pipeline {spec.name} cannot lose column {found.column}, by whose ranges its table "
+                    "is divided. First declare other range_partitions, or none, with that column, and run: tidegate migrate; "
+                    "then take the column out."
+                )
+    return sentences
+
+
+def _find(connection: Connection, table: str) -> _Found | None:
+    row = connection.execute(_FOUND, {"table": f"{STATE}.{table}"}).one_or_none()
+    return _Found(*row) if row else None
+
+
+def length(connection: Connection, state: StateSpec) -> str | None:
+    """Return the length of the ranges of a state's table, as text; None if it has none yet."""
+    r = tables.state_range.c
+    every: str | None = connection.scalar(sa.select(sa.func.max(r.every)).where(r.state == state.name))
+    return every

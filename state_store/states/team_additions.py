@@ -4,36 +4,32 @@ An index has a name of its own in the schema, so it can be made again only when 
 read while both are there.
 """
 
-from collections.abc import Iterable
-
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 
-# Row-level security is refused: without it, hidden rows would show; and a forced one may have hidden rows from the copy.
-_REFUSED = """DO $do$
-BEGIN
-    IF (SELECT relrowsecurity FROM pg_class WHERE oid = '{before}'::regclass)
-        OR EXISTS (SELECT FROM pg_policy WHERE polrelid = '{before}'::regclass) THEN
-        RAISE '{made} has row-level security, which the table that is made again would lack: drop it with its policies,
-            migrate, then make both again';
-    END IF;
-    IF EXISTS (
-        SELECT FROM pg_publication LEFT JOIN pg_publication_rel ON prpubid = pg_publication.oid
-        LEFT JOIN pg_publication_namespace ON pnpubid = pg_publication.oid
-        WHERE puballtables OR pnnspid = '{schema}'::regnamespace OR prrelid = '{before}'::regclass
-            OR prrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = '{before}'::regclass)
-    ) THEN
-        RAISE '{made} is in a publication, whose subscribers would not learn of the table that is made again: take it
-            out, migrate, then add it again';
-    END IF;
-    IF EXISTS (SELECT FROM pg_rewrite WHERE ev_class = '{before}'::regclass) THEN
-        RAISE '{made} has a rule, which the table that is made again would lack: drop it, migrate, then make it again';
-    END IF;
-    IF EXISTS (SELECT FROM pg_class WHERE oid = '{before}'::regclass AND relispartition) THEN
-        RAISE '{made} is a partition of another table, which would lack its rows: detach it, migrate, then attach it again';
-    END IF;
-END
-$do$"""
+from tidegate.state_store.base.errors import DeclarationChanged
+
+# Row-level security is in the way: without it, hidden rows would show; and a forced one may have hidden rows from a copy.
+_IN_THE_WAY = sa.text("""
+    SELECT what, remedy FROM (
+        SELECT 'has row-level security', 'Drop it with its policies, migrate, and make both'
+        FROM pg_class WHERE oid = CAST(:table AS regclass)
+            AND (relrowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = pg_class.oid))
+        UNION ALL
+        SELECT format('is in publication %I: its subscribers would be emptied', pubname),
+            CASE WHEN puballtables OR pnnspid IS NOT NULL THEN 'Drop that publication, migrate, and make it'
+                ELSE 'Take it out, migrate, and add it' END
+        FROM pg_publication LEFT JOIN pg_publication_rel ON prpubid = pg_publication.oid
+        LEFT JOIN pg_publication_namespace ON pnpubid = pg_publication.oid AND pnnspid = CAST(:schema AS regnamespace)
+        WHERE puballtables OR pnnspid IS NOT NULL OR prrelid = CAST(:table AS regclass)
+            OR prrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = CAST(:table AS regclass))
+        UNION ALL
+        SELECT 'has a rule', 'Drop it, migrate, and make it' FROM pg_rewrite WHERE ev_class = CAST(:table AS regclass)
+        UNION ALL
+        SELECT 'is a partition of another table', 'Detach it, migrate, and attach it'
+        FROM pg_class WHERE oid = CAST(:table AS regclass) AND relispartition
+    ) AS found (what, remedy) LIMIT 1
+""")
 # Exactly the former table's privileges, and the triggers that the new one lacks. Postgres writes a definition with the former
 # table's name. NOT NULL and primary keys are declared. What belongs to a single partition is left: the new table may be divided
 # otherwise; and a divided one has no storage parameters and is not clustered.
@@ -91,7 +87,7 @@ _STATEMENTS = """
             WHEN 'f' THEN 'FULL'
             WHEN 'n' THEN 'NOTHING'
             ELSE format('USING INDEX %I', (
-                SELECT regexp_replace(relname, '[$]before$', '') FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+                SELECT relname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
                 WHERE indrelid = '{before}'::regclass AND indisreplident)) END)
         FROM pg_class WHERE oid = '{before}'::regclass AND relreplident <> 'd'
         UNION ALL
@@ -108,7 +104,7 @@ _STATEMENTS = """
         FROM pg_class LEFT JOIN pg_class AS toast ON toast.oid = pg_class.reltoastrelid CROSS JOIN LATERAL (VALUES
             ('SET (' || array_to_string(pg_class.reloptions, ', ') || ')'),
             ('SET (toast.' || array_to_string(toast.reloptions, ', toast.') || ')'),
-            ((SELECT format('CLUSTER ON %I', regexp_replace(relname, '[$]before$', ''))
+            ((SELECT format('CLUSTER ON %I', relname)
                 FROM pg_index JOIN pg_class AS i ON i.oid = indexrelid
                 WHERE indrelid = '{before}'::regclass AND indisclustered))) AS of_it (changed)
         WHERE pg_class.oid = '{before}'::regclass AND (SELECT relkind FROM pg_class WHERE oid = '{new}'::regclass) = 'r'
@@ -120,47 +116,23 @@ _STATEMENTS = """
         SELECT 15, lpad(inhseqno::text, 9), format('ALTER TABLE {made} INHERIT %s', inhparent::regclass)
         FROM pg_inherits WHERE inhrelid = '{before}'::regclass
     ) AS all_of_them ORDER BY step, name"""
-_REPLACED = """DO $do$
-DECLARE
-    given text[] := ARRAY({statements});
-    statement text;
-BEGIN
-    DROP TABLE {before};
-    FOREACH statement IN ARRAY given
-    LOOP
-        EXECUTE statement;
-    END LOOP;
-EXCEPTION WHEN feature_not_supported OR data_exception OR integrity_constraint_violation
-        OR syntax_error_or_access_rule_violation THEN
-    RAISE '{made} cannot have any more what your team has given to it: % (%). Drop that from the table, then migrate',
-        SQLERRM, statement;
-END
-$do$"""
 
 
-def refused(table: Table, before: str) -> str:
-    """Return the statement that fails if the former table, now called `before`, has what `table` in its place would lack."""
-    return _REFUSED.format(made=table.fullname, schema=table.schema, before=before)
+def check_replaceable(connection: Connection, pipeline: str, table: Table) -> None:
+    """Refuse to put another table in the place of one with what that would lack.
+
+    Raises: DeclarationChanged.
+    """
+    for what, remedy in connection.execute(_IN_THE_WAY, {"table": table.fullname, "schema": table.schema}):
+        raise DeclarationChanged(
+            f"{pipeline}: no other table can take the place of {table.fullname}, which {what}. {remedy} again. Nothing was "
+            "changed."
+        )
 
 
 def statements(connection: Connection, new: Table, former: Table) -> list[str]:
     """Return the statements that give what a team has given to a table to the new one, once that has its name."""
-    text = _statements(made=former.fullname, new=new.fullname, before=former.fullname, ours=_ours(former))
-    return list(connection.scalars(sa.text(text)))
-
-
-def replaced(table: Table, before: str) -> str:
-    """Return the statement that drops the former table, now called `before`, and gives `table` what a team had given to it."""
-    ours = [name + end for name in _ours(table) for end in ("", "$before")]
-    names = {"made": table.fullname, "before": before}
-    return _REPLACED.format(**names, statements=_statements(**names, new=table.fullname, ours=ours))
-
-
-def _statements(*, made: str, new: str, before: str, ours: Iterable[str]) -> str:
-    names = ", ".join(f"'{name}'" for name in sorted(ours))
-    return _STATEMENTS.format(made=made, new=new, before=before, ours=f"ARRAY[{names}]::text[]")
-
-
-def _ours(table: Table) -> set[str]:
-    """Return the names of a table's declared constraints and indexes."""
-    return {str(each.name) for each in table.constraints if each.name} | {str(index.name) for index in table.indexes}
+    ours = {str(each.name) for each in former.constraints if each.name} | {str(index.name) for index in former.indexes}
+    listed = ", ".join(f"'{name}'" for name in sorted(ours))
+    names = {"made": former.fullname, "new": new.fullname, "before": former.fullname, "ours": f"ARRAY[{listed}]::text[]"}
+    return list(connection.scalars(sa.text(_STATEMENTS.format(**names))))

@@ -14,7 +14,6 @@ from typing import Any
 
 import psycopg2
 import pytest
-import sqlalchemy as sa
 
 from tests.batches import Row, Stream, end_of, plan_again, stage
 from tests.store import (
@@ -32,12 +31,8 @@ from tests.store import (
     Staged,
     StagedPartition,
     StateKind,
-    StateSpec,
     Tracked,
     encode_metadata,
-    partitions,
-    state_tables,
-    tables,
 )
 from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.aggregates import Aggregate
@@ -288,20 +283,6 @@ class Flow:
         assert self.state() == fold(counted)
         assert Counter((row["key"], row["amount"]) for row in self.rows("log")) == Counter(counted)
         assert self.state("overall") == ({None: fold_all(counted)} if any(counts for *_, counts in ranges) else {})
-
-
-def divide(connection: sa.Connection, state: StateSpec, before: StateSpec) -> None:
-    """Make a state's table again with other partitions than before, as a migration does."""
-    if state.history:
-        connection.execute(sa.text(state_tables.drop_of_view("state", state)))
-    table = state_tables.state_table_of(state)
-    for statement in partitions.set_aside(table, before):
-        connection.execute(sa.text(statement))
-    table.create(connection)
-    for statement in partitions.moved_back(table, state):
-        connection.execute(sa.text(statement))
-    noted = tables.state_table.c  # by the registration that follows
-    connection.execute(sa.update(tables.state_table).where(noted.state == table.name).values(table_oid=None))
 
 
 @pytest.fixture

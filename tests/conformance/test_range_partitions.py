@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from tests.conformance.conftest import Flow, Stream, divide
+from tests.conformance.conftest import Flow, Stream
 from tests.integration.conftest import contents
 from tests.store import (
     PrunedRanges,
@@ -26,7 +26,6 @@ from tests.store import (
     partitions,
     range_partitions,
     registration,
-    state_tables,
 )
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Pipeline, Ranges, Rows, State
@@ -356,7 +355,7 @@ def test_ranges_that_were_declared_otherwise_wait_for_the_migration(sales: Calla
     attempt = flow.start(2)
     flow.seal(attempt, flow.stage(attempt, "sales", [(0, 2, date(2026, 1, 6)), (1, 3, date(2026, 2, 6))]))
     with pytest.raises(
-        SchemaOutOfDate, match=r"divided by ranges of month, and this process would add one of week\. .*tidegate migrate --new"
+        SchemaOutOfDate, match=r"divided by ranges of month, and this process would add one of week\. .*run: tidegate migrate;"
     ):
         flow.commit(2)
     flow.spec = replace(flow.spec, states=(by_month,))
@@ -387,11 +386,11 @@ def test_a_table_is_divided_otherwise_with_all_its_rows(
     flow.close()
     again = replace(pipeline, states={"sales": replace(rows, range_partitions=declared)})
     with migrations.connected(settings) as connection:
-        ((as_declared, as_found),) = partitions.differing(connection, state_tables.STATE, [again.spec])
-        assert as_found.ranges == found
-        divide(connection, as_declared, as_found)
-        assert partitions.differing(connection, state_tables.STATE, [again.spec]) == []
+        assert range_partitions.divided_otherwise(connection, [again.spec]) == [
+            (again.spec.states[0], found.column if found else None)
+        ]
         registration.register(connection, again.spec)
+        assert range_partitions.divided_otherwise(connection, [again.spec]) == []
     flow = Sales(settings, again.spec)
     assert flow.stored() == before
     assert sorted(name for name in flow.partitions() if name) == parts
