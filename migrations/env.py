@@ -40,24 +40,16 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
 
     A table with another primary key gets the declared one.
     """
-    script = directives[0]
-    for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
-        _leave_comments(operations)
-    for operation in list(script.upgrade_ops.ops):
+    operations = directives[0].upgrade_ops.ops
+    _leave_comments(operations)
+    for operation in list(operations):
         if isinstance(operation, ops.CreateTableOp):
-            script.upgrade_ops.ops += _statements(after[operation.table_name])
-        if isinstance(operation, ops.CreateTableOp) and operation.table_name in views:
-            script.downgrade_ops.ops.insert(0, ops.ExecuteSQLOp(views[operation.table_name]))
-    for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
-        _complete_changes_of_columns(operations)
+            operations += _statements(after[operation.table_name])
+    _complete_changes_of_columns(operations)
     for change in primary_keys.differing(connection, state_tables.STATE, specs):
-        for operations, *keys in (
-            (script.upgrade_ops.ops, change.found, change.declared),
-            (script.downgrade_ops.ops, change.declared, change.found),
-        ):
-            first, last = primary_keys.statements(*keys)
-            operations[:0] = _statements(first)
-            operations.extend(_statements(last))
+        first, last = primary_keys.statements(change)
+        operations[:0] = _statements(first)
+        operations += _statements(last)
 
 
 def _leave_comments(operations):  # noqa: ANN001, ANN202

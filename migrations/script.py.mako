@@ -13,7 +13,3 @@ down_revision = ${repr(down_revision)}
 
 def upgrade() -> None:
     ${written(upgrades)}
-
-
-def downgrade() -> None:
-    ${written(downgrades)}

@@ -39,8 +39,3 @@ def upgrade() -> None:
     op.execute(
         "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON state.word_count FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
     )
-
-
-def downgrade() -> None:
-    op.drop_table("word_count", schema="state")
-    op.drop_table("daily", schema="state")

@@ -1,27 +1,22 @@
 """The primary keys of states' tables as they are and as they are declared: Alembic compares columns, and not these."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
-from sqlalchemy.schema import AddConstraint, DropConstraint
+from sqlalchemy.schema import AddConstraint
 
-from tidegate.state_store.connections import statement_text
+from tidegate.state_store.connections.statement_text import DIALECT, in_state, quoted
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.states import state_tables
 
 
 class KeyChange(NamedTuple):
-    """A table whose primary key is another one than is declared: as declared, and the key that it has; None: it has none."""
+    """A table whose primary key is another one than is declared: as declared, and the name of the key that it has, if any."""
 
     table: Table
-    found: sa.PrimaryKeyConstraint | None
-
-    @property
-    def declared(self) -> sa.PrimaryKeyConstraint | None:
-        """Return the declared primary key; None if a key may be NULL, so that it is unique instead."""
-        return self.table.primary_key if self.table.primary_key.columns else None
+    found: str | None
 
 
 def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> list[KeyChange]:
@@ -30,21 +25,18 @@ def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]
     for table in state_tables.metadata_of(tuple(specs)).tables.values():
         if not inspector.has_table(table.name, schema=schema):
             continue
-        known = inspector.get_pk_constraint(table.name, schema=schema)
-        names = known["constrained_columns"]
-        if set(names) != {column.name for column in table.primary_key.columns}:
-            found = Table(table.name, sa.MetaData(schema=schema), *(sa.Column(name, sa.Text) for name in names))
-            key = sa.PrimaryKeyConstraint(*names, name=known["name"]) if names else None
-            if key is not None:
-                found.append_constraint(key)
-            changes.append(KeyChange(table, key))
+        found = inspector.get_pk_constraint(table.name, schema=schema)
+        if set(found["constrained_columns"]) != {column.name for column in table.primary_key.columns}:
+            changes.append(KeyChange(table, found["name"]))
     return changes
 
 
-def statements(
-    before: sa.PrimaryKeyConstraint | None, after: sa.PrimaryKeyConstraint | None
-) -> tuple[Iterator[str], Iterator[str]]:
-    """Return the statements that come before and after a change of a table's columns, so that it gets another primary key."""
-    first = (str(DropConstraint(key).compile(dialect=statement_text.DIALECT)) for key in (before,) if key is not None)
-    last = (str(AddConstraint(key).compile(dialect=statement_text.DIALECT)) for key in (after,) if key is not None)
+def statements(change: KeyChange) -> tuple[list[str], list[str]]:
+    """Return the statements that come before and after a change of a table's columns, so that it gets the declared key.
+
+    A key that may be NULL is unique instead.
+    """
+    key, in_the_way = change.table.primary_key, change.found
+    first = [f"ALTER TABLE {in_state(change.table.name)} DROP CONSTRAINT {quoted(in_the_way)}"] if in_the_way else []
+    last = [str(AddConstraint(key).compile(dialect=DIALECT))] if key.columns else []
     return first, last

@@ -127,8 +127,7 @@ def replaced(connection: Connection, pipelines: Collection[str]) -> dict[str, li
 def losses(connection: Connection, pipelines: Collection[str]) -> dict[str, str]:
     """Return a sentence for each of these pipelines of which a table, or a column with values, is gone; for migrations.
 
-    A migration would make it again, empty, and nothing would say later that rows are missing. Columns may lack while
-    migrations are missing, as after a downgrade.
+    A migration would make it again, empty, and nothing would say later that rows are missing.
     """
     if not schema_revision.has_ledger(connection):
         return {}
@@ -136,8 +135,6 @@ def losses(connection: Connection, pipelines: Collection[str]) -> dict[str, str]
     for row in _strange(connection, pipelines):
         if row.is_missing:
             lost.setdefault(row.pipeline, _describe(row))
-    if not schema_revision.is_migrated(connection):
-        return lost
     p, k = tables.pipeline.c, tables.cursor.c
     committed = sa.select(p.pipeline, p.declaration).join(tables.cursor, k.pipeline == p.pipeline).where(k.txid > 0)
     for pipeline, declaration in connection.execute(committed.where(p.pipeline.in_(pipelines)).order_by(p.pipeline)):
