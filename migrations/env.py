@@ -10,7 +10,7 @@ from sqlalchemy.schema import CreateSchema
 
 from tidegate.migrations import reflection
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.states import primary_keys, state_tables, table_identity, table_shape
+from tidegate.state_store.states import state_tables, table_identity, table_shape
 
 
 def _ours(name, type_, _parents):  # noqa: ANN001, ANN202
@@ -36,20 +36,13 @@ def _is_other_type(_context, column, _declared, _found_type, _declared_type):  #
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
-    """Write into every migration that creates a state table its trigger and further grants.
-
-    A table with another primary key gets the declared one.
-    """
+    """Write into every migration that creates a state table its trigger and further grants."""
     operations = directives[0].upgrade_ops.ops
     _leave_comments(operations)
     for operation in list(operations):
         if isinstance(operation, ops.CreateTableOp):
-            operations += _statements(after[operation.table_name])
+            operations += map(ops.ExecuteSQLOp, after[operation.table_name])
     _complete_changes_of_columns(operations)
-    for change in primary_keys.differing(connection, state_tables.STATE, specs):
-        first, last = primary_keys.statements(change)
-        operations[:0] = _statements(first)
-        operations += _statements(last)
 
 
 def _leave_comments(operations):  # noqa: ANN001, ANN202
@@ -74,10 +67,6 @@ def _complete_changes_of_columns(operations):  # noqa: ANN001, ANN202
         table = operation.table_name
         if table in views and not all(isinstance(each, ops.AddColumnOp) for each in operation.ops):
             operations.insert(0, ops.ExecuteSQLOp(views[table]))  # registration makes it again
-
-
-def _statements(statements):  # noqa: ANN001, ANN202
-    return [ops.ExecuteSQLOp(statement) for statement in statements]
 
 
 connection = context.config.attributes["connection"]
