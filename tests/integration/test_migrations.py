@@ -388,6 +388,21 @@ PIPELINE = Pipeline(
 '''
 
 
+KEYS = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'state.visit'::regclass AND contype IN ('p', 'u')"
+
+
+def test_a_key_that_is_declared_otherwise_becomes_the_tables_key(author: Author) -> None:
+    for key, others, constraint in (
+        ('"page": "text"', "", "PRIMARY KEY (page)"),
+        ('"page": "text", "number": "bigint"', "", "PRIMARY KEY (page, number)"),
+        ('"page": "text", "number": "bigint"', ", null_keys=True", "UNIQUE NULLS NOT DISTINCT (page, number)"),
+        ('"number": "bigint"', "", "PRIMARY KEY (number)"),
+    ):
+        state = f'State({{{key}}}, {{"visits": Count()}}{others})'
+        author.migrates(re.sub(r"Rows\(.*\)", state, VISITS).replace("Ranges, Rows", "Count, State"))
+        assert author.by_hand(KEYS) == [(constraint,)]
+
+
 def divided(by: str) -> str:
     return VISITS.replace('"bigint"})},', f'"bigint"}}, range_partitions=Ranges({by}))}},')
 
