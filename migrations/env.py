@@ -36,37 +36,13 @@ def _is_other_type(_context, column, _declared, _found_type, _declared_type):  #
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
-    """Write into every migration that creates a state table its trigger and further grants."""
+    """Add the triggers and further grants of new tables; drop the view of a history before a change that it would prevent."""
     operations = directives[0].upgrade_ops.ops
-    _leave_comments(operations)
     for operation in list(operations):
         if isinstance(operation, ops.CreateTableOp):
             operations += map(ops.ExecuteSQLOp, after[operation.table_name])
-    _complete_changes_of_columns(operations)
-
-
-def _leave_comments(operations):  # noqa: ANN001, ANN202
-    """Take out changes of comments of states' tables and columns: none is declared, so they are the team's."""
-    for operation in [each for each in operations if isinstance(each, ops.ModifyTableOps)]:
-        for each in operation.ops:
-            if isinstance(each, ops.AlterColumnOp):
-                each.modify_comment = False
-        operation.ops = [
-            each
-            for each in operation.ops
-            if not isinstance(each, ops.CreateTableCommentOp | ops.DropTableCommentOp)
-            and not (isinstance(each, ops.AlterColumnOp) and not each.has_changes())
-        ]
-        if not operation.ops:
-            operations.remove(operation)
-
-
-def _complete_changes_of_columns(operations):  # noqa: ANN001, ANN202
-    """Drop the view of a history before a change of its table that it would prevent."""
-    for operation in [each for each in operations if isinstance(each, ops.ModifyTableOps)]:
-        table = operation.table_name
-        if table in views and not all(isinstance(each, ops.AddColumnOp) for each in operation.ops):
-            operations.insert(0, ops.ExecuteSQLOp(views[table]))  # registration makes it again
+        elif operation.table_name in views and not all(isinstance(each, ops.AddColumnOp) for each in operation.ops):
+            operations.insert(0, ops.ExecuteSQLOp(views[operation.table_name]))  # registration makes it again
 
 
 connection = context.config.attributes["connection"]
@@ -93,7 +69,8 @@ context.configure(
     include_object=_managed,
     compare_type=_is_other_type,
     process_revision_directives=_complete_states,
-    autogenerate_plugins=["alembic.autogenerate.*", reflection.NAME],
+    # No comment is declared, so they are the team's.
+    autogenerate_plugins=["alembic.autogenerate.*", "~alembic.autogenerate.comments", reflection.NAME],
     transactional_ddl=True,
 )
 with context.begin_transaction():
