@@ -82,7 +82,8 @@ class AnyPostgres(EmbeddedPostgres):
         self.version, self.host = version, host
         # Killed processes lose nothing by the lack of syncing, only machines do.
         self.options = {"shared_buffers": "64MB", "max_wal_size": "512MB", "fsync": "off", "listen_addresses": host, **options}
-        self.locale_options = EmbeddedPostgres.locale_options if version >= FIRST_WITH_OWN_LOCALES else ("--locale=C.UTF-8",)
+        own = EmbeddedPostgres.locale_options if version >= FIRST_WITH_OWN_LOCALES else ("--locale=C.UTF-8",)
+        self.locale_options = (*own, "--no-sync")  # of initdb
         self.process: subprocess.Popen[bytes] | None = None
         super().__init__(home / STACK_FOLDER, port)
 
