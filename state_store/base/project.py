@@ -21,6 +21,7 @@ from tidegate.state_store.base.errors import SettingsInvalid
 logger = logging.getLogger(__name__)
 
 HOME_VARIABLE = "TIDEGATE_HOME"
+FOUND_VARIABLE = "TIDEGATE_HOME_WAS_FOUND"  # a stack names its folder to its processes, and by this that no person has named it
 SETTINGS_FILE = "tidegate.toml"
 STACK_FOLDER = ".tidegate"
 Part = Literal["pipelines", "dags", "migrations"]
@@ -37,6 +38,11 @@ def find(environ: Mapping[str, str] = os.environ) -> Path | None:
         if any(map(is_trusted, found)):
             return folder.resolve()
     return None
+
+
+def is_named(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a person has named the project folder: what is in it is that person's own choice."""
+    return bool(environ.get(HOME_VARIABLE)) and not environ.get(FOUND_VARIABLE)
 
 
 def own(part: Part) -> Path | None:
@@ -56,7 +62,7 @@ def folder_of(home: Path, part: Part) -> Path:
     Raises: SettingsInvalid if another account could have written it: what is in it is run.
     """
     folder = home / part
-    if not os.environ.get(HOME_VARIABLE) and folder.is_dir():
+    if not is_named() and folder.is_dir():
         places = [folder, *folder.rglob("*")]
         linked = [place.resolve() for place in places[1:] if place.is_symlink() and place.is_dir()]
         for place in [*places, *(place for target in linked for place in target.rglob("*"))]:

@@ -121,11 +121,9 @@ class Settings:
 
         Raises: SettingsInvalid.
         """
-        named = environ.get(HOME_VARIABLE)
         home = project.find(environ) or Path.cwd().resolve()
         toml_file, stack_file = home / SETTINGS_FILE, home / STACK_FOLDER / "stack.json"
-        # A named folder is the user's own choice; a folder that was found is not.
-        trusted = {file: bool(named) or project.is_trusted(file) for file in (toml_file, stack_file)}
+        trusted = {file: project.is_named(environ) or project.is_trusted(file) for file in (toml_file, stack_file)}
         places: list[tuple[str, dict[str, Any]]] = [
             (str(toml_file), _read(toml_file, tomllib.loads) if trusted[toml_file] else {}),
             (str(stack_file), _read_stack(stack_file) if trusted[stack_file] and not without_stack else {}),
@@ -137,7 +135,7 @@ class Settings:
             )
 
         values: dict[str, Any] = {"home": home}
-        origins = {"home": f"environment {HOME_VARIABLE}" if named else "the folder you are in"}
+        origins = {"home": f"environment {HOME_VARIABLE}" if environ.get(HOME_VARIABLE) else "the folder you are in"}
         variables = cls.environment_names()
         for f in dataclasses.fields(cls):
             if f.name == "home":

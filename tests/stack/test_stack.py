@@ -22,6 +22,7 @@ import pytest
 from tests.cli.conftest import check_schema
 from tests.stack.conftest import Stack
 from tests.statements import execute
+from tests.store import project
 from tidegate.commands.setup.pipeline_verbs import settings
 from tidegate.stack.components import postgres
 from tidegate.stack.components.airflow import PROJECT
@@ -101,17 +102,24 @@ def test_a_component_that_cannot_start_is_named_with_its_log(new_stack: Callable
 def test_airflow_has_its_operators_environment_but_for_what_the_stack_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The project's modules come first on the path, and addresses, folders and keys are the stack's; settings are shown."""
+    """The project's modules come first on the path, and addresses, folders and keys are the stack's; settings are shown.
+
+    A project that no person has named is not trusted more in its stack than at the command line.
+    """
     with ExitStack() as ports:
         airflow = Layout.choose(tmp_path, ports).airflow
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    ours = airflow.environment()["PYTHONPATH"].split(os.pathsep)
+    monkeypatch.delenv(project.HOME_VARIABLE, raising=False)
+    alone = airflow.environment()
+    ours = alone["PYTHONPATH"].split(os.pathsep)
+    monkeypatch.setenv(project.HOME_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/srv/authors", "/srv/others"]))
     monkeypatch.setenv("AIRFLOW__CORE__PARALLELISM", "3")
     monkeypatch.setenv("AIRFLOW__API__HOST", "0.0.0.0")
 
     found = airflow.environment()
 
+    assert (alone[project.FOUND_VARIABLE], project.FOUND_VARIABLE in found) == ("1", False)
     assert ours[0] == str(PROJECT)
     assert found["PYTHONPATH"].split(os.pathsep) == [*ours, "/srv/authors", "/srv/others"]
     assert (found["AIRFLOW__CORE__PARALLELISM"], found["AIRFLOW__API__HOST"]) == ("3", "127.0.0.1")

@@ -108,6 +108,9 @@ def test_code_that_others_may_have_written_is_not_run(
         assert (done.returncode, "its code is not run" in done.stderr) == (1, True)
     monkeypatch.setenv(project.HOME_VARIABLE, str(shop))
     assert project.own(part) == shop / part
+    monkeypatch.setenv(project.FOUND_VARIABLE, "1")  # as in a task of a stack
+    with pytest.raises(SettingsInvalid, match=refused):
+        project.own(part)
 
 
 def test_code_in_a_folder_that_is_linked_is_looked_at(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

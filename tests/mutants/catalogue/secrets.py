@@ -45,6 +45,10 @@ MUTANTS = (
     PROJECT_PY("code-that-all-may-write-is-run", "security:another-account-that-can-write-into-project", "folder_of")(
         "and folder.[-is_dir-]{+is_file+}():", f"{PROJECT}::test_code_that_others_may_have_written_is_not_run"
     ),
+    PROJECT_PY("a-running-stack-trusts-what-it-has-found", "security:another-account-that-can-write-into-project", "is_named")(
+        "bool(environ.get(HOME_VARIABLE))[- and not environ.get(FOUND_VARIABLE)-]",
+        f"{PROJECT}::test_code_that_others_may_have_written_is_not_run",
+    ),
     PROJECT_PY("what-every-account-may-write-is-trusted", "security:another-account-that-can-write-into-project", "_distrust")(
         "if found.st_mode & stat.[-S_IWOTH-]{+S_ISUID+}:", f"{PROJECT}::test_code_that_others_may_have_written_is_not_run"
     ),

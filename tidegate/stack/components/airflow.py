@@ -85,11 +85,13 @@ class EmbeddedAirflow:
         user = {} if self._postgres_user is None else {POSTGRES_USER_VARIABLE: str(self._postgres_user)}
         # Tasks reach the api-server directly, past any proxy that the shell has set.
         past_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
+        was_found = {} if os.environ.get(project.HOME_VARIABLE) else {project.FOUND_VARIABLE: "1"}
         modules = [*_checkout(), str(LOCAL_SETTINGS), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {
             **airflow_settings(),
             **airflow_settings_of_caller(),
             **user,
+            **was_found,
             "AIRFLOW_HOME": str(self.folder),
             "AIRFLOW__CORE__DAGS_FOLDER": str(project.folder_of(self._stack_folder.parent, "dags")),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
