@@ -1,9 +1,12 @@
 """`tidegate why` and `tidegate error`: readable, safe in a terminal, and useful when the ledger cannot be read."""
 
+import json
+
 import pytest
 
 from tests import command_lines
 from tests.cli.conftest import CommandLine, write_flights
+from tests.statements import execute
 from tests.store import encode_metadata
 from tidegate.explain import error_pages
 from tidegate.jobs.pipelines import flights
@@ -39,6 +42,23 @@ def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandL
     halted = tidegate.json("why", "flights")["causes"][-1]
     assert (halted["code"], halted["error"], halted["action"]) == ("HALTED", "MALFORMED_RECORD", {"verb": "retry", "txid": 1})
     assert sorted(halted) == sorted(["code", "sentence", "txid", "since", "advice", "command", "action", "severity", "error"])
+
+
+def test_airflow_is_asked_also_if_something_else_needs_attention(tidegate: CommandLine) -> None:
+    """A bad record in quarantine is no reason why a run does not come."""
+    (password := tidegate.settings.home / "password").write_text("secret")
+    away = {"TIDEGATE_AIRFLOW_URL": "http://127.0.0.1:1", "TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
+
+    def codes() -> list[str]:
+        return [cause["code"] for cause in json.loads(tidegate("why", "flights", "--json", **away).stdout)["causes"]]
+
+    write_flights(tidegate.settings.home, 1, GOOD)
+    assert tidegate("run", "flights").returncode == 0
+    record = "INSERT INTO tidegate.quarantine VALUES ('flights', 1, 1, 'bad', 'a.csv:1', 'x', true)"
+    execute(tidegate.settings.conninfo(user=tidegate.settings.pg_owner), record)
+    assert codes() == ["IDLE", "QUARANTINED"]
+    write_flights(tidegate.settings.home, 2, GOOD)
+    assert codes() == ["UNREAD", "QUARANTINED", "AIRFLOW_UNKNOWN"]
 
 
 def test_a_long_message_is_shown_whole(tidegate: CommandLine) -> None:

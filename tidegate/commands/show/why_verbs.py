@@ -80,7 +80,8 @@ def _explain(pipeline: str, txid: int | None) -> "Why":
 
 def _of_airflow(pipeline: str, store: "StateStore", found: "Sequence[Cause]") -> "list[Cause]":
     """Return what Airflow adds to causes under which no process is at work on the pipeline."""
-    if not store.settings.has_airflow or found[-1].code not in airflow_report.ASKED_AFTER:
+    root = next((cause.code for cause in reversed(found) if cause.code not in BESIDES), None)
+    if not store.settings.has_airflow or root not in airflow_report.ASKED_AFTER:
         return []
     return airflow_report.causes(store.settings, pipeline, store.waits({pipeline: None})[pipeline].row.planned_at)
 
