@@ -5,11 +5,13 @@ import json
 import pytest
 
 from tests import command_lines
+from tests.batches import Batches
 from tests.cli.conftest import CommandLine, write_flights
 from tests.statements import execute
 from tests.store import encode_metadata
 from tidegate.explain import error_pages
 from tidegate.jobs.pipelines import flights
+from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import StateStore
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
@@ -45,12 +47,12 @@ def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandL
 
 
 def test_airflow_is_asked_also_if_something_else_needs_attention(tidegate: CommandLine) -> None:
-    """A bad record in quarantine is no reason why a run does not come."""
+    """A bad record in quarantine is no reason why a run does not come; nor does a commit, while its task waits in Airflow."""
     (password := tidegate.settings.home / "password").write_text("secret")
     away = {"TIDEGATE_AIRFLOW_URL": "http://127.0.0.1:1", "TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
 
-    def codes() -> list[str]:
-        return [cause["code"] for cause in json.loads(tidegate("why", "flights", "--json", **away).stdout)["causes"]]
+    def codes(*txid: str) -> list[str]:
+        return [cause["code"] for cause in json.loads(tidegate("why", "flights", *txid, "--json", **away).stdout)["causes"]]
 
     write_flights(tidegate.settings.home, 1, GOOD)
     assert tidegate("run", "flights").returncode == 0
@@ -59,6 +61,12 @@ def test_airflow_is_asked_also_if_something_else_needs_attention(tidegate: Comma
     assert codes() == ["IDLE", "QUARANTINED"]
     write_flights(tidegate.settings.home, 2, GOOD)
     assert codes() == ["UNREAD", "QUARANTINED", "AIRFLOW_UNKNOWN"]
+    with StateStore.connect(tidegate.settings) as store:
+        batches = Batches(store, flights.PIPELINE)
+        batches.plan("a run", 1)
+        batches.seal(2)
+    # At first it may wait for others, to be merged with them.
+    assert wait_until(lambda: codes("2") == ["WAITS_FOR_COMMIT", "AIRFLOW_UNKNOWN"], 100)
 
 
 def test_a_long_message_is_shown_whole(tidegate: CommandLine) -> None:

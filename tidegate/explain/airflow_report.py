@@ -12,7 +12,7 @@ from tidegate.state_store.base.errors import TidegateError
 from tidegate.state_store.base.settings import Settings
 
 # Causes of a pipeline on which no process is at work, though a run may be on its way.
-ASKED_AFTER = ("PLANNED", "FAILED", "SILENT", "STALE", "UNREAD")
+ASKED_AFTER = ("PLANNED", "FAILED", "SILENT", "STALE", "UNREAD", "WAITS_FOR_COMMIT")
 BUSY_SECONDS = 20  # since the scheduler's last heartbeat: it sends one in each loop, some seconds apart
 CAPACITY = "AIRFLOW__TRIGGERER__DEFAULT_CAPACITY"
 
@@ -96,10 +96,8 @@ def _of_pools(facts: Facts, known: Mapping[str, Any]) -> Iterator[Cause]:
             if pool["slots"] == 0:
                 story, advice = f"Airflow's pool {name} has no slots, and tasks wait for one.", "Give it some (Admin, Pools)."
             elif pool["include_deferred"]:
-                story = f"{story[:-1]}. Tasks that wait in the triggerer take slots of it, too."
-                advice = (
-                    "Let deferred tasks take no slot of the pool (Admin, Pools, Include Deferred): they may wait for these."
-                )
+                story += " Tasks that wait in the triggerer take slots of it, too."
+                advice = "Let deferred tasks take none (Admin, Pools, Include Deferred): some wait for those that get no slot."
             yield cause("POOL_FULL", story, advice=advice, **known)
 
 
