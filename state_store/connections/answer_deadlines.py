@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -78,6 +78,15 @@ class DeadlineCursor(extensions.cursor):
         """Fetch rows, which a named cursor asks the server for."""
         rows: list[tuple[Any, ...]] = _Wait(self.connection).for_answer(super().fetchmany, *args)
         return rows
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:  # type: ignore[override]
+        """Yield rows, `itersize` of which a named cursor asks for at a time."""
+        while rows := self.fetchmany(self.itersize):
+            yield from rows
+
+    def close(self) -> None:
+        """Close the cursor, which a named one asks the server to."""
+        _Wait(self.connection).for_answer(super().close)
 
     def copy_expert(self, statement: Any, file: Any, *args: Any) -> None:
         """Copy a file into the server, or from it."""

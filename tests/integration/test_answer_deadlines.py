@@ -112,6 +112,19 @@ def test_a_copy_into_staging_waits_for_its_rows_but_not_for_a_process_that_is_st
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_read_in_blocks_does_not_wait_for_a_process_that_is_stopped(settings: Settings, *, is_closed: bool) -> None:
+    with closing(connect(settings.conninfo())) as connection:
+        connection.answer_seconds = 1
+        cursor = connection.cursor("in_blocks")
+        cursor.itersize = 1
+        cursor.execute("SELECT generate_series(1, 3)")
+        rows = iter(cursor)
+        assert next(rows) == (1,)
+        with stopped(connection.info.backend_pid), pytest.raises(NoAnswer, match="has not answered for 1 s"):
+            cursor.close() if is_closed else next(rows)
+
+
 @pytest.mark.promise("limit:LONGEST_SOURCE_ANSWER_SECONDS")
 def test_a_source_whose_process_is_stopped_is_away(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     module = "tidegate.jobs.sources.postgres.source_connection"
