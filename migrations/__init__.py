@@ -141,7 +141,7 @@ def upgrade_all_but_broken(settings: Settings, specs: Sequence[PipelineSpec]) ->
                     with connection.begin_nested():
                         registration.register(connection, spec)
                 except (DeclarationChanged, PipelineRetired) as refused:
-                    if registration.lacks_columns(connection, spec.name):
+                    if table_identity.lacks_columns(connection, [spec.name]):
                         raise  # what is registered could not go on
                     broken[spec.name] = str(refused)
         _note_tables(connection, done, [spec for spec in done.specs if spec.name not in broken])
@@ -308,7 +308,7 @@ def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str
     with connected(settings) as connection, connection.begin_nested() as tried:
         path = _new_revision(connection, specs, message)
         # A migration that was written before, and runs here, may drop what registered pipelines write until `upgrade`.
-        if any(registration.lacks_columns(connection, spec.name) for spec in specs):
+        if table_identity.lacks_columns(connection, [spec.name for spec in specs]):
             tried.rollback()
     return path
 

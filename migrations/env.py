@@ -10,7 +10,7 @@ from sqlalchemy.schema import CreateSchema
 
 from tidegate.migrations import reflection
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.states import state_tables, table_identity, table_shape
+from tidegate.state_store.states import state_tables, table_shape
 
 
 def _ours(name, type_, _parents):  # noqa: ANN001, ANN202
@@ -23,7 +23,7 @@ def _ours(name, type_, _parents):  # noqa: ANN001, ANN202
 def _managed(table, _name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
     """Ignore columns, indexes and constraints that only the database has and no declaration had: they are the team's."""
     if type_ == "column" and reflected and compare_to is None:
-        return table.name in registered.get(table.table.name, ())
+        return (table.table.name, table.name) in registered
     if type_ not in ("index", "unique_constraint", "foreign_key_constraint") or not reflected or compare_to is not None:
         return True
     # A key that may be NULL is declared as unique, until it may not.
@@ -32,7 +32,7 @@ def _managed(table, _name, type_, reflected, compare_to):  # noqa: ANN001, ANN20
 
 def _is_other_type(_context, column, _declared, _found_type, _declared_type):  # noqa: ANN001, ANN202
     """Let a type stay that a person has accepted; None: Alembic compares."""
-    return False if (column.table.name, column.name) in accepted else None
+    return False if registered.get((column.table.name, column.name)) else None
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
@@ -54,8 +54,7 @@ after = {
     for table in (state.table_name, state.records)
     if table
 }
-registered = table_identity.registered_columns(connection)
-accepted = table_shape.accepted_columns(connection)
+registered = table_shape.registered_columns(connection)
 views = {s.table_name: state_tables.drop_of_view(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
 if not inspect(connection).has_schema(tables.LEDGER):  # Alembic's table of versions comes before the first migration
     connection.execute(CreateSchema(tables.LEDGER))

@@ -129,15 +129,6 @@ def lock_changed(connection: Connection, specs: Sequence[PipelineSpec]) -> None:
         connection.execute(sa.select(c.txid).where(c.pipeline.in_(changed)).order_by(c.pipeline).with_for_update())
 
 
-def lacks_columns(connection: Connection, pipeline: str) -> bool:
-    """Return whether tables of states lack a column that a pipeline is registered with, so that its commits fail."""
-    p = tables.pipeline.c
-    if not schema_revision.has_ledger(connection):
-        return False
-    declaration = connection.scalar(sa.select(p.declaration).where(p.pipeline == pipeline))
-    return declaration is not None and bool(table_identity.missing_columns(connection, declaration))
-
-
 def _committed(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple[PipelineSpec, Mapping[str, Any], int]]:
     """Return the pipelines that have committed, with their registered declaration and txid; none without a ledger."""
     p, c = tables.pipeline.c, tables.cursor.c

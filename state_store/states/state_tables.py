@@ -34,9 +34,10 @@ STATE_STORAGE = {"fillfactor": 75, "autovacuum_vacuum_scale_factor": 0.02, "auto
 # The database itself refuses a second writer of a state table (I15 in docs/protocol.md): the trigger's function compares the
 # transaction's setting tidegate.writer with the pipeline that owns the table.
 SINGLE_WRITER = (
-    "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table} "
+    "CREATE OR REPLACE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table} "
     "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
 )
+ALWAYS = "ALTER TABLE {table} ENABLE ALWAYS TRIGGER single_writer"  # also in sessions whose session_replication_role is replica
 # The role of Spark's tasks. It reads the tables by which other pipelines follow a state: appended rows, changes, final windows.
 # `registration.grant_queried` adds the states that transforms read.
 STAGER = "tidegate_stager"

@@ -6,7 +6,7 @@ Its rows do not show that. But it has another number in Postgres than the one th
 in a copy of its whole database.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -15,8 +15,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
 from tidegate.state_store.connections import statement_text
-from tidegate.state_store.declarations.pipeline_spec import spec_of
-from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.ledger import schema_revision
 from tidegate.state_store.states import state_tables
 
 _NOTE = sa.text("""
@@ -135,42 +134,22 @@ def losses(connection: Connection, pipelines: Collection[str]) -> dict[str, str]
     for row in _strange(connection, pipelines):
         if row.is_missing:
             lost.setdefault(row.pipeline, _describe(row))
-    p, k = tables.pipeline.c, tables.cursor.c
-    committed = sa.select(p.pipeline, p.declaration).join(tables.cursor, k.pipeline == p.pipeline).where(k.txid > 0)
-    for pipeline, declaration in connection.execute(committed.where(p.pipeline.in_(pipelines)).order_by(p.pipeline)):
-        if missing := missing_columns(connection, declaration):
+        elif row.txid and (missing := _missing_columns(row)):
             lost.setdefault(
-                pipeline,
-                f"{pipeline}: column {state_tables.STATE}.{missing[0]} is gone, with the values of committed batches. Put it "
-                "back with its values: rename it back, or restore a backup of the database.",
+                row.pipeline,
+                f"{row.pipeline}: {missing[0]} of table {state_tables.STATE}.{row.state} is gone, with the values of committed "
+                "batches. Put it back with its values: rename it back, or restore a backup of the database.",
             )
     return lost
 
 
-def missing_columns(connection: Connection, declaration: Mapping[str, Any]) -> list[str]:
-    """Return the columns that the tables lack of those that a registered declaration has, as ``table.column``."""
-    states = spec_of(declaration).readable
-    of_tables = {table: state for state in states for table in (state.table_name, state.records) if table}
-    columns = sa.text(
-        "SELECT relname, array_agg(attname::text) FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid"
-        " WHERE relnamespace = CAST(:schema AS regnamespace) AND relname = ANY (:tables) AND NOT attisdropped GROUP BY relname"
-    )
-    found = connection.execute(columns, {"schema": state_tables.STATE, "tables": list(of_tables)})
-    return [
-        f"{table}.{value.name}"
-        for table, names in sorted((table, set(names)) for table, names in found)
-        for value in of_tables[table].values
-        if value.name not in names
-    ]
+def lacks_columns(connection: Connection, pipelines: Collection[str]) -> bool:
+    """Return whether tables of states lack a column that one of these pipelines is registered with, so that commits fail."""
+    return schema_revision.has_ledger(connection) and any(map(_missing_columns, _strange(connection, pipelines)))
 
 
-def registered_columns(connection: Connection) -> dict[str, set[str]]:
-    """Return, by table, the columns of the registered declarations: any other one is a team's own."""
-    if not schema_revision.has_ledger(connection):
-        return {}
-    declared = map(spec_of, connection.scalars(sa.select(tables.pipeline.c.declaration)))
-    made = (table for spec in declared for state in spec.readable for table in state_tables.tables_of(state))
-    return {table.name: set(table.columns.keys()) for table in made}
+def _missing_columns(row: StrangeTable) -> list[str]:
+    return [each.part for each in differences_in(row.differences) if each.found is None and each.part.startswith("column ")]
 
 
 def differences_in(found: Any) -> Iterator[Difference]:
@@ -194,10 +173,11 @@ def _describe(row: StrangeTable) -> str:
             f"run: tidegate migrate --accept-epoch. If not, {otherwise}"
         )
     if row.unguarded:
+        guard = f"{state_tables.SINGLE_WRITER}; {state_tables.ALWAYS}".format(table=row.unguarded)
         return (
             f"{row.pipeline}: the trigger single_writer of table {row.unguarded} is disabled or gone, or does not fire in "
             "every session, so other programs may have changed its rows, and may do so again. See that they are right; then, "
-            f"as the table's owner: ALTER TABLE {row.unguarded} ENABLE ALWAYS TRIGGER single_writer"
+            f"as the table's owner: {guard}"
         )
     differences = [str(each) for each in differences_in(row.differences)]
     more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""

@@ -39,9 +39,10 @@ WHERE state = :state AND shape IS NOT NULL
 _ACCEPT = sa.text("UPDATE tidegate.state_table SET accepted_shape = accepted_shape || :found WHERE state = :state").bindparams(
     sa.bindparam("found", type_=JSONB)
 )
-_ACCEPTED_COLUMNS = sa.text("""
-SELECT state, attname FROM tidegate.state_table JOIN pg_class ON relname = state AND relnamespace = 'state'::regnamespace
-JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0 AND accepted_shape ? ('column ' || quote_ident(attname))
+_COLUMNS = sa.text("""
+SELECT state, attname, accepted_shape ? ('column ' || quote_ident(attname)) AS is_accepted
+FROM tidegate.state_table JOIN pg_class ON relname = state AND relnamespace = 'state'::regnamespace
+JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0 AND shape ? ('column ' || quote_ident(attname))
 """)
 
 
@@ -73,11 +74,14 @@ def accept(connection: Connection, state: str) -> tuple[str, list[Difference]]:
     return row.pipeline, differences
 
 
-def accepted_columns(connection: Connection) -> set[tuple[str, str]]:
-    """Return the tables and columns whose types a person has accepted."""
+def registered_columns(connection: Connection) -> dict[tuple[str, str], bool]:
+    """Return, by table and name, whether a person has accepted a column of the registered declarations as it is.
+
+    Any other column of these tables is a team's own.
+    """
     if not schema_revision.has_ledger(connection):
-        return set()
-    return {(state, column) for state, column in connection.execute(_ACCEPTED_COLUMNS)}
+        return {}
+    return {(state, column): is_accepted for state, column, is_accepted in connection.execute(_COLUMNS)}
 
 
 def _declared_shape(connection: Connection, table: Table) -> Any:
