@@ -57,13 +57,15 @@ class MarkedCommit(NamedTuple):
 class DatabaseFacts(NamedTuple):
     """What the database that answers says of itself, and of a pipeline's commits in it.
 
-    `name` is its name, `ledger` which schema.sql has made its ledger, `epoch` its incarnation (None on a standby). `marked`
-    are the attempt and the time of the commit that the witness's mark names; None if there is no such commit, or no mark.
+    `name` is its name, `ledger` which schema.sql has made its ledger, `in_the_way` what keeps rows of that from being written,
+    `epoch` its incarnation (None on a standby). `marked` are the attempt and the time of the commit that the witness's mark
+    names; None if there is no such commit, or no mark.
     """
 
     name: str
     is_standby: bool
     ledger: str | None
+    in_the_way: str | None
     epoch: str | None
     marked_attempt: int | None
     marked_at: datetime | None
@@ -87,7 +89,7 @@ def database_facts() -> list[sa.ColumnElement[Any]]:
     return [
         sa.func.current_database(),
         is_standby,
-        schema_revision.version_of_ledger(),
+        *schema_revision.of_ledger(),
         sa.select(sa.case((sa.not_(is_standby), _ledger.epoch()))).scalar_subquery(),  # asked once, for however many rows
         sa.select(marked.attempt).where(*of_mark).scalar_subquery(),
         sa.select(marked.committed_at).where(*of_mark).scalar_subquery(),
@@ -121,7 +123,7 @@ def check_database(cursor: Cursor, facts: DatabaseFacts, mark: Mark | None, witn
     """
     if facts.is_standby or facts.epoch is None:
         raise StoreUnavailable(f"{cursor.pipeline}: PGHOST is a standby. Commits need the primary.")
-    schema_revision.check_known(facts.name, facts.ledger)
+    schema_revision.check_known(facts.name, facts.ledger, facts.in_the_way)
     lost = describe_loss_since(cursor, mark, facts.marked, witness) if mark else None
     if lost is not None:
         raise HoleDetected(

@@ -7,10 +7,11 @@ migrations of its states: their revisions.
 import hashlib
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.dialects.postgresql import REGCLASS
+from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 from sqlalchemy.schema import SetTableComment
 
 from tidegate.state_store.base import project
@@ -21,6 +22,19 @@ from tidegate.state_store.ledger import tables
 DIGEST = hashlib.sha256(tables.SCHEMA.encode()).hexdigest()[:12]
 VERSION_TABLE = "alembic_version"
 PROJECT_VERSION_TABLE = "alembic_version_of_project"
+# Under these, a statement finds or writes other rows of the ledger than it says. A trigger that comes after a row changes none.
+_IN_THE_WAY = sa.text("""
+SELECT format('%s of %s.%I', kind, relnamespace::regnamespace, relname) AS kind FROM pg_class CROSS JOIN LATERAL (
+    SELECT 'row-level security' WHERE relrowsecurity
+    UNION ALL SELECT format('rule %I', rulename) FROM pg_rewrite WHERE ev_class = pg_class.oid AND ev_enabled <> 'D'
+    UNION ALL SELECT format('trigger %I', tgname) FROM pg_trigger
+    WHERE tgrelid = pg_class.oid AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 3 = 3 -- before each row
+) AS given (kind)
+WHERE relnamespace = CAST(:schema AS regnamespace) AND relname = ANY (:tables) LIMIT 1
+""").bindparams(
+    sa.bindparam("schema", tables.LEDGER),
+    sa.bindparam("tables", [VERSION_TABLE, *(table.name for table in tables.ledger.sorted_tables)], type_=ARRAY(sa.Text)),
+)
 
 
 def project_head() -> str | None:
@@ -78,19 +92,25 @@ def check_ledger(connection: Connection) -> None:
     if not has_ledger(connection):
         database = connection.scalar(sa.select(sa.func.current_database()))
         raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
-    check_known(*connection.execute(sa.select(sa.func.current_database(), version_of_ledger())).one())
+    check_known(*connection.execute(sa.select(sa.func.current_database(), *of_ledger())).one())
 
 
-def version_of_ledger() -> sa.ScalarSelect[str]:
-    """Return which schema.sql has made the ledger, as a column."""
-    return sa.select(_version(VERSION_TABLE)).scalar_subquery()
+def of_ledger() -> list[sa.ColumnElement[Any]]:
+    """Return as columns which schema.sql has made the ledger, and what is in the way of its rows, such as a trigger."""
+    in_the_way = _IN_THE_WAY.columns(sa.column("kind", sa.Text)).subquery("in_the_way")
+    return [sa.select(_version(VERSION_TABLE)).scalar_subquery(), sa.select(in_the_way.c.kind).scalar_subquery()]
 
 
-def check_known(database: str, version: str | None) -> None:
-    """Refuse a ledger of this version if other code has made it than this process has.
+def check_known(database: str, version: str | None, in_the_way: str | None) -> None:
+    """Refuse a ledger of this version if other code has made it than this process has, or something is in the way of its rows.
 
     Raises: SchemaOutOfDate with what to do.
     """
+    if in_the_way is not None:
+        raise SchemaOutOfDate(
+            f"Database {database} has {in_the_way}, a table of the ledger, which would find or keep other rows than are "
+            "written. Nothing goes on until you drop or disable that; a trigger that comes AFTER a row may stay."
+        )
     if version != DIGEST:
         raise SchemaOutOfDate(f"Database {database} {made_by(version)}")
 

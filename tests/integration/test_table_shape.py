@@ -6,20 +6,17 @@ import psycopg2
 import pytest
 
 from tests.integration.conftest import Execute, Tally, contents
+from tests.store import state_tables
 from tidegate import migrations
 from tidegate.explain import remedies
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import AccessRefused, GuardMismatch, PermanentError, UsageError
+from tidegate.state_store.base.errors import AccessRefused, GuardMismatch, PermanentError, SchemaOutOfDate, UsageError
 
 OWNER = "tidegate_owner"
 CHANGED = (
     """CREATE FUNCTION public.other() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.cents := NEW.cents + 1; RETURN NEW; END'"""
 )
-GUARD = (
-    "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON state.per_shop "
-    "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()",
-    "ALTER {table} ENABLE ALWAYS TRIGGER single_writer",
-)
+GUARD = [statement.format(table="state.per_shop") for statement in (state_tables.SINGLE_WRITER, state_tables.ALWAYS)]
 # By the name of a shape: what makes it, what the error says, and what brings the declared shape back.
 SHAPES = {
     "type": (
@@ -282,3 +279,48 @@ def test_a_publication_that_refuses_an_update_is_named_with_what_helps(tally: Ta
     as_role(OWNER, "ALTER TABLE state.per_shop REPLICA IDENTITY FULL")
     tally.commit(2)
     assert tally.state() == [("Lisbon", 2, 10, 5, 5, 2)]
+
+
+# By what it is called: what a team has put on a table of the ledger, and how that goes.
+IN_THE_WAY = {
+    "trigger nothing of tidegate.commit": (
+        "CREATE FUNCTION public.nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; "
+        "CREATE TRIGGER nothing BEFORE INSERT ON tidegate.commit FOR EACH ROW EXECUTE FUNCTION public.nothing()",
+        "DROP FUNCTION public.nothing CASCADE",
+    ),
+    "rule other of tidegate.seal": (
+        "CREATE RULE other AS ON INSERT TO tidegate.seal DO INSTEAD NOTHING",
+        "DROP RULE other ON tidegate.seal",
+    ),
+    "row-level security of tidegate.attempt": (
+        "ALTER TABLE tidegate.attempt ENABLE ROW LEVEL SECURITY",
+        "ALTER TABLE tidegate.attempt DISABLE ROW LEVEL SECURITY",
+    ),
+}
+
+
+@pytest.mark.promise("I19")
+def test_nothing_goes_on_while_rows_of_the_ledger_are_not_found_or_kept(counted: Tally, as_role: Execute) -> None:
+    """What a team's trigger does after a row, such as telling others of a commit, changes none."""
+    settings = counted.store.settings
+    as_role("postgres", CHANGED.replace("NEW.cents := NEW.cents + 1", "RAISE ''not today''"))
+    as_role("postgres", "CREATE TRIGGER tells AFTER INSERT ON tidegate.commit FOR EACH ROW EXECUTE FUNCTION public.other()")
+    with pytest.raises(PermanentError, match=r"committing tally 2: not today \(SQLSTATE P0001 in function other\(\)\)"):
+        counted.commit(2)
+    as_role("postgres", CHANGED.replace("NEW.cents := NEW.cents + 1", "NOTIFY commits").replace("CREATE", "CREATE OR REPLACE"))
+    for named, (made, gone) in IN_THE_WAY.items():
+        as_role("postgres", made)
+        before = contents(settings)
+        for goes_on in (
+            lambda: counted.commit(2),
+            lambda: counted.store.commit_ready(counted.spec, "test"),
+            lambda: counted.start(3),
+            lambda: counted.plan(run_id="another run"),
+            lambda: StateStore.connect(settings),
+            lambda: migrations.upgrade(settings, [counted.spec]),
+        ):
+            with pytest.raises(SchemaOutOfDate, match=f"has {named}, a table of the ledger"):
+                goes_on()
+        assert contents(settings) == before
+        as_role("postgres", gone)
+    assert counted.commit(2).txid == 2

@@ -1,6 +1,6 @@
 """Faults of the cursor and of what shows that commits are lost: lock, epoch, witness; and of lost answers and waits."""
 
-from tests.mutants.planted_fault import in_file
+from tests.mutants.planted_fault import MODULE, in_file
 
 CURSORS = in_file("state_store/ledger/cursors.py")
 WITNESS = in_file("state_store/ledger/commit_witness.py")
@@ -10,6 +10,7 @@ COMMIT_FACTS = in_file("state_store/commit/commit_facts.py")
 VERDICTS = in_file("state_store/commit/verdicts.py")
 POSTGRES_ERRORS = in_file("state_store/connections/postgres_errors.py")
 RECORDED_ACTIONS = in_file("state_store/operate/recorded_actions.py")
+SCHEMA_REVISION = in_file("state_store/ledger/schema_revision.py")
 
 ATTEMPTS = "tests/integration/test_attempts.py"
 ORDERED = "tests/integration/test_ordered_commit.py"
@@ -32,8 +33,12 @@ MUTANTS = (
         f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database",
     ),
     CURSORS("code-from-before-the-ledger-commits", "I19", "check_database")(
-        "[-schema_revision.check_known(facts.name, facts.ledger)-]{+pass+}",
+        "[-schema_revision.check_known(facts.name, facts.ledger, facts.in_the_way)-]{+pass+}",
         f"{ORDERED}::test_a_ledger_that_is_not_that_of_the_code_commits_nothing",
+    ),
+    SCHEMA_REVISION("a-trigger-keeps-rows-of-the-ledger-out", "I19", MODULE)(
+        "tgtype & 3 = [-3-]{+4+} -- before each row",
+        "tests/integration/test_table_shape.py::test_nothing_goes_on_while_rows_of_the_ledger_are_not_found_or_kept",
     ),
     VERDICTS("ready-batches-of-a-retired-pipeline-commit", "I23", "ready")(
         "[-check_in_order(facts)-]{+pass+}", f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on"
