@@ -2,8 +2,6 @@
 
 import re
 
-from psycopg2.errors import DependentObjectsStillExist, FeatureNotSupported
-
 from tidegate.state_store.base import errors
 from tidegate.state_store.connections.answer_deadlines import NoAnswer
 from tidegate.state_store.connections.lock_holders import LOCK_NOT_AVAILABLE
@@ -30,9 +28,12 @@ _TLS = ("certificate", "does not support SSL", "no encryption", "private key fil
 _ACCESS_STATES = {"28000", "28P01", "3D000", "42501"}
 # What to do about a refusal, by the function of Postgres' code that raises it.
 _ON_REFUSAL = {
-    "aclcheck_error": "Run: tidegate migrate, which grants what the declarations need; or check PGUSER (tidegate settings).",
+    "aclcheck_error": "Run: tidegate migrate, which grants what new declarations need. If a privilege was revoked, grant it "
+    "again; or check PGUSER (tidegate settings).",
     "ExecWithCheckOptions": "Drop the policy, as it hides rows; or, as an administrator: ALTER ROLE ... BYPASSRLS",
 }
+_RAISED = re.compile(r"PL/pgSQL (function \S+)")  # such as that of a team's trigger
+_ON_DEPENDENTS = {"reportDependentObjects", "heap_truncate_check_FKs"}  # the functions that refuse what would take others along
 # The server's answer to a connection: how severe the error is, in its language, two blanks, and the message.
 _REFUSED = re.compile(r"failed: \S+:  ")
 _OF_A_HOST = "connection to server "  # begins what libpq says of each host that it has tried
@@ -53,7 +54,6 @@ _REFUSALS = [
 ]
 _MISSING_STATES = {"42P01", "3F000", "42703"}
 _DUPLICATE_STATE = "42P07"
-_DEPENDENT_STATE = "2BP01"
 _STAGING = re.compile(r"\bstaging\.")
 _CHECK_STATE = "23514"  # also a row whose partition is missing
 _OVERFLOW_STATES = {"22003"}
@@ -66,13 +66,11 @@ _BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", "22009", _TOO_LARGE_STATE
 
 
 def dependents(error: BaseException | None) -> str | None:
-    """Return as text what depends on what a statement would drop or truncate; None if the driver's error is another one.
-
-    A table that refers to one by a foreign key makes TRUNCATE a feature that Postgres does not support.
-    """
-    if not isinstance(error, DependentObjectsStillExist | FeatureNotSupported) or not error.diag.message_detail:
+    """Return as text what depends on what a statement would drop or truncate; None if the driver's error is another one."""
+    detail = _detail(error, "message_detail")
+    if detail is None or _detail(error, "source_function") not in _ON_DEPENDENTS:
         return None
-    return "; ".join(error.diag.message_detail.removesuffix(".").splitlines())
+    return "; ".join(detail.removesuffix(".").splitlines())
 
 
 def translate(error: BaseException | None, doing: str, holder: str = "") -> errors.TidegateError:
@@ -97,7 +95,9 @@ def translate(error: BaseException | None, doing: str, holder: str = "") -> erro
         return errors.StoreUnavailable(
             f"Postgres did not answer while {doing}: {message}. Start it (tidegate up) or check PGHOST and PGPORT."
         )
-    return errors.PermanentError(f"Postgres failed while {doing}: {message} (SQLSTATE {state}).")
+    raised = _RAISED.match(_detail(error, "context") or "")
+    where = f" in {raised[1]}" if raised else ""
+    return errors.PermanentError(f"Postgres failed while {doing}: {message} (SQLSTATE {state}{where}).")
 
 
 def _given_up(state: str, story: str, holder: str) -> errors.StoreUnavailable:
@@ -163,8 +163,7 @@ def _of_a_table(error: BaseException | None, state: str | None, message: str, do
             f"A publication refuses what is written while {doing}: {message}. Take the table out of it, or, as the table's "
             "owner: ALTER TABLE ... REPLICA IDENTITY FULL; then retry."
         )
-    if state == _DEPENDENT_STATE:
-        depends = "; ".join((_detail(error, "message_detail") or "").splitlines())
+    if (depends := dependents(error)) is not None:
         return errors.PermanentError(
             f"Postgres refused while {doing}: {message}: {depends}. Drop that first, then repeat the command."
         )

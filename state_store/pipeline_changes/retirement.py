@@ -12,13 +12,11 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from tidegate.state_store.base.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
 from tidegate.state_store.connections import statement_text
 from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS
 from tidegate.state_store.connections.local_settings import set_local
-from tidegate.state_store.connections.postgres_errors import dependents
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, rebuilt_by, spec_of
 from tidegate.state_store.ledger import cursors, followers, schema_revision, tables
 from tidegate.state_store.ledger.cursors import Retired
@@ -97,7 +95,7 @@ def retire(connection: Connection, pipeline: str, request: Request) -> Retiremen
     on with a step. From now on, pipelines that begin to follow it or to read its states are refused.
 
     Raises: UnknownPipeline if it is not registered; AttemptNotSealed while an attempt at one of its batches is alive;
-    UsageError if another pipeline reads its states, or something else depends on a table that is to be dropped.
+    UsageError if another pipeline reads its states; PermanentError if something depends on a table that is to be dropped.
     """
     schema_revision.lock_revision(connection)  # a migration registers pipelines that may read the states
     committed, retired = _lock(connection, pipeline)
@@ -243,7 +241,7 @@ def _state_tables(connection: Connection, pipeline: str) -> set[str]:
 def _drop(connection: Connection, pipeline: str, request: Request, relations: Sequence[tuple[str, str]]) -> None:
     """Drop relations of a pipeline's states; once one is gone, the pipeline cannot be reinstated.
 
-    Raises: UsageError if something else depends on one.
+    Raises: the driver's errors, such as that something else depends on one.
     """
     s, r = tables.state_table.c, tables.state_range.c
     set_local(connection, {"lock_timeout": f"{DDL_LOCK_TIMEOUT_SECONDS}s"})
@@ -258,13 +256,7 @@ def _drop(connection: Connection, pipeline: str, request: Request, relations: Se
     for whole in sorted(divided):  # readers lock it before its partitions
         statement_text.ddl(connection, f"LOCK TABLE ONLY {statement_text.in_state(whole)} IN ACCESS EXCLUSIVE MODE")
     for name, kind in relations:
-        relation = statement_text.in_state(name)
-        try:
-            statement_text.ddl(connection, f"DROP {kind} {relation}")
-        except DBAPIError as error:
-            if (detail := dependents(error.orig)) is None:
-                raise
-            raise UsageError(f"{relation} cannot be dropped: {detail}. Drop that first, then repeat this command.") from error
+        statement_text.ddl(connection, f"DROP {kind} {statement_text.in_state(name)}")
 
 
 def _mentions(identity: str, names: set[str]) -> bool:

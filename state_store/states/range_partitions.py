@@ -12,9 +12,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from psycopg2.errors import DuplicateTable
 from sqlalchemy import Connection
-from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DataError, OperationalError
 
 from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
 from tidegate.state_store.connections import lock_holders
@@ -86,7 +85,7 @@ def add_missing(connection: Connection, divided: Divided, rows: sa.Select[Any], 
     """Make the partitions that these rows need and the table does not have; for those of a batch, at most so many.
 
     Raises: BadKey for a row without a value; Overflow for rows in too many new ranges; SchemaOutOfDate if the table is divided
-    by other ranges, or a table that was detached by hand is in the way.
+    by other ranges; the driver's errors, also if a table that was detached by hand is in the way.
     """
     needed = _needed(divided, rows)
     r = tables.state_range.c
@@ -109,15 +108,7 @@ def add_missing(connection: Connection, divided: Divided, rows: sa.Select[Any], 
         _check_every(connection, divided)
     for new in missing:
         bounds = (new.partition, new.lower, new.upper, str(divided.ranges.every))
-        try:
-            connection.execute(sa.select(sa.func.tidegate.add_range(divided.table, *bounds)))
-        except ProgrammingError as error:
-            if not isinstance(error.orig, DuplicateTable):
-                raise
-            raise SchemaOutOfDate(
-                f"State {divided.table} gets a partition again that was detached: table state.{new.partition} is in the way. "
-                "Rename it, move it to another schema, or drop it."
-            ) from error
+        connection.execute(sa.select(sa.func.tidegate.add_range(divided.table, *bounds)))
 
 
 def begin_txid(connection: Connection, state: StateSpec, txid: int) -> None:

@@ -248,7 +248,7 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
     as_owner(sa.text(DETACH))
     assert flow.prune("2026-02-01").partitions == ["sales$20260101"]
     assert flow.stored() == rows[1:]
-    with pytest.raises(SchemaOutOfDate, match=r"table state.sales\$20260101 is in the way"):
+    with pytest.raises(SchemaOutOfDate, match=r"A table is in the way .*\"sales\$20260101\" already"):
         flow.merge(3, [(4, date(2026, 1, 7))])
     as_owner(sa.text('DROP TABLE state."sales$20260101"'))
     flow.commit(3)
