@@ -412,9 +412,14 @@ def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic)
     with spark_session(topic.settings, "orders") as spark:
         emitter = emitter_of(other.source(), spark, topic.settings)
         assert emitter.emit_batch(attempt, first).count() == 4
-        emitter._delivered.get["count_0"] += 2
+        emitter._delivered.get["records"].append((0, 2))
         with pytest.raises(RowsLost, match="counts 6 records in 4 offsets"):
             emitter.verify_batch(attempt, first)
+        beyond = {**first, "partitions": {"0": {**first["partitions"]["0"], "start": 1}}}
+        assert emitter.emit_batch(attempt, beyond).count() == 3
+        emitter._delivered.get["outside"] += 1
+        with pytest.raises(SourceChanged, match="delivered 1 records that were not planned"):
+            emitter.verify_batch(attempt, beyond)
 
 
 @pytest.mark.soak
