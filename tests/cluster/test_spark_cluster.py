@@ -267,9 +267,9 @@ def whole_cluster(stack: Settings, gate: Relay, free_port: Callable[[], int]) ->
 
 
 @pytest.fixture
-def cluster(whole_cluster: SparkCluster, database: str) -> SparkCluster:
+def cluster(whole_cluster: SparkCluster, database: str, tmp_path: Path) -> SparkCluster:
     """The cluster, with a database and a folder of data of the test's own."""
-    home = whole_cluster.settings.home / database
+    home = whole_cluster.settings.home / tmp_path.name  # the name of a database comes again
     home.mkdir()
     return replace(whole_cluster, settings=replace(whole_cluster.settings, pg_database=database, home=home))
 
