@@ -260,7 +260,7 @@ def divided_otherwise(connection: Connection, specs: Sequence[PipelineSpec]) -> 
         if (found := _find(connection, state.name)) is None:
             continue
         column, every = (state.ranges.column, str(state.ranges.every)) if state.ranges else (None, None)
-        if column == found.column and (column is None or length(connection, state) in (None, every)):
+        if column == found.column and (column is None or _length(connection, state) in (None, every)):
             continue
         if column is None or column in found.columns:
             differing.append((state, found.column))
@@ -287,7 +287,7 @@ def _find(connection: Connection, table: str) -> _Found | None:
     return _Found(*row) if row else None
 
 
-def length(connection: Connection, state: StateSpec) -> str | None:
+def _length(connection: Connection, state: StateSpec) -> str | None:
     """Return the length of the ranges of a state's table, as text; None if it has none yet."""
     r = tables.state_range.c
     every: str | None = connection.scalar(sa.select(sa.func.max(r.every)).where(r.state == state.name))
