@@ -29,13 +29,6 @@ from tidegate.state_store import Settings
 
 PATIENCE_SECONDS = 400
 FILES_PER_BATCH = 15
-FLIGHTS_FROM_RAW_FILES = """
-    SELECT carrier, make_date(year, month, day) AS date, count(*) AS flights,
-           count(*) FILTER (WHERE dep_time IS NULL) AS cancelled, coalesce(sum(dep_delay), 0)::BIGINT AS delay_sum,
-           min(dep_delay) AS delay_min, max(dep_delay) AS delay_max, sum(distance)::BIGINT AS distance
-    FROM read_csv(?, header = true, nullstr = '', types = {'carrier': 'VARCHAR', 'dep_time': 'INT', 'dep_delay': 'INT'})
-    GROUP BY ALL ORDER BY carrier, date
-"""
 
 
 def wait_for(condition: Callable[[], Any], name: str, seconds: int = PATIENCE_SECONDS, every: float = 0.1) -> Any:

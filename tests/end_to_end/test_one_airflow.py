@@ -4,15 +4,12 @@ README's commands make the project and start its stack, and its last one ends th
 meet, an operator uses the page in a browser, and another account of the machine looks around.
 """
 
-import csv
 import json
 import os
-import re
 import shutil
 import stat
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -29,7 +26,7 @@ from playwright.sync_api import Browser, expect
 from tests.conftest import COMMAND
 from tests.end_to_end import kinds
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, wait_for, waiting_process
-from tests.page.browsers import Trouble, Visit, dialog_of, focused, launched, needs_chromium, row_of, tab_to
+from tests.page.browsers import Trouble, Visit, dialog_of, launched, needs_chromium
 from tests.readme.console import Shell, blocks
 from tests.readme.test_readme import OWN, README, STACK
 from tests.servers import QUICK_TO_START, do_not_sync
@@ -38,12 +35,10 @@ from tests.stack.neighbour import SCAN, account, command_as
 from tidegate.airflow_client import AirflowClient
 from tidegate.dags.batch_trigger import COMMIT, PROCESS
 from tidegate.jobs.engine.txid_ranges import next_run
-from tidegate.stack.components import airflow_cleanup
 from tidegate.stack.components.airflow import PROCESSES, USERS_VARIABLE
 from tidegate.stack.components.airflow import PROJECT as REPOSITORY
 from tidegate.stack.components.server_process import is_alive
 from tidegate.stack.layout import Layout
-from tidegate.stack.supervisor import HUNG_AFTER_SECONDS
 from tidegate.state_store import Settings
 
 COLLEAGUES = Path(__file__).resolve().parent / "shop"  # pipelines and Dags besides README's
@@ -52,12 +47,6 @@ CONCURRENCY = 4  # of a Dag that says nothing else
 COMPONENTS = ["postgres", "spark", *(f"airflow-{process}" for process in PROCESSES)]
 SHOPS = ("Lisbon", "Porto", "Faro")
 NASTY = 'back from "backup" <img src=x onerror=document.title="XSS"> \u202e\u05e9\u05dc\u05d5\u05dd\u202c 🦀'
-RUN_OF_ANOTHER_DAY = """
-    INSERT INTO log (dttm, event) VALUES (now() - make_interval(days => %(age)s), %(name)s);
-    INSERT INTO dag_run (dag_id, run_id, run_type, state, start_date, run_after, log_template_id, clear_number)
-    SELECT 'orders', %(name)s, 'manual', 'success', started, started, max(id), 0
-    FROM log_template, (SELECT now() - make_interval(days => %(age)s)) AS a (started) GROUP BY started
-"""
 # What Airflow keeps of tasks and their runs.
 KEPT_BY_AIRFLOW = ("xcom", "rendered_task_instance_fields", "task_instance", "trigger", "dag_run", "log", "serialized_dag")
 
@@ -197,9 +186,6 @@ def test_readmes_own_project_does_what_readme_shows(shop: Shop) -> None:
     shop.check_orders()
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.promise("performance:commit-task-starts-and-mostly-ends-in")
 def test_batches_that_wait_hold_no_worker_then_commit_in_order_and_cleared_tasks_find_their_work_done(shop: Shop) -> None:
     """While nothing can commit, one batch more is processed than the Dag has workers for, and all commits wait as triggers."""
@@ -229,40 +215,6 @@ def test_batches_that_wait_hold_no_worker_then_commit_in_order_and_cleared_tasks
     assert entries == 1 + 2 * len(txids)
     assert shop.end_of("orders", run_id) == "success"
     assert (shop.revenue(), shop.ledger()) == before
-
-
-def test_why_names_a_refused_plan_a_full_pool_or_a_paused_dag_and_the_run_that_is_kept_by_it(shop: Shop) -> None:
-    """The ledger sees unread data and no process; Airflow has a run: refused, with no slot for its plan, or not looked at."""
-
-    def give(slots: int) -> None:
-        shop.client._call("PATCH", "/api/v2/pools/default_pool", params={"update_mask": "slots"}, json={"slots": slots})
-
-    def pause(is_paused: bool) -> None:
-        shop.client._call("PATCH", "/api/v2/dags/orders", params={"update_mask": "is_paused"}, json={"is_paused": is_paused})
-
-    def causes() -> dict[str, str]:
-        return {cause["code"]: cause["sentence"] for cause in shop.json("why", "orders")["causes"]}
-
-    (txid,) = shop.sell(1)
-    refused = shop.client.trigger("orders", {"max_batchs": 1})
-    assert shop.end_of("orders", refused) == "failed"
-    assert refused in causes()["RUN_REFUSED"]
-    try:
-        give(0)
-        run_id = shop.client.trigger("orders", {})
-        wait_for(lambda: shop.client.run_state("orders", run_id) == "running", "the start of the run")
-        found = causes()
-        assert run_id in found["RUN_ACTIVE"]
-        assert "pool default_pool" in found["POOL_FULL"]
-        pause(True)
-        found = causes()
-        assert "RUN_ACTIVE" not in found
-        assert run_id in found["DAG_PAUSED"]
-    finally:
-        pause(False)
-        give(128)
-    assert shop.end_of("orders", run_id) == "success"
-    assert shop.committed("orders") == txid
 
 
 @pytest.mark.promise("verb:backfill")
@@ -310,9 +262,6 @@ def test_a_backlog_is_worked_off_by_a_chain_of_runs_with_a_batch_that_is_skipped
     assert "MALFORMED_RECORD" in commits[1][1]
 
 
-# -- kills and coincidences --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.promise("fault:airflow-loses-repeats-or-reorders-tasks:processing")
 @SEES_CONNECTIONS_OF_TASKS
 def test_every_kind_of_state_survives_killed_tasks(shop: Shop) -> None:
@@ -333,23 +282,6 @@ def test_every_kind_of_state_survives_killed_tasks(shop: Shop) -> None:
     assert shop.json("inspect", "kinds", "--txid", "1")["checks"]
 
 
-def test_other_dags_follow_a_pipeline_by_its_asset(shop: Shop) -> None:
-    """The run above has started them, and says what it committed; one with nothing new is skipped, and starts none."""
-    path = "/api/v2/dags/follower/dagRuns"
-
-    def said() -> list[Any]:
-        runs = [run for run in shop.client._call("GET", path)["dag_runs"] if run["state"] in FINISHED]
-        entries = [f"{path}/{run['dag_run_id']}/taskInstances/look/xcomEntries/return_value" for run in runs]
-        return [shop.client._call("GET", entry, params={"stringify": "false"})["value"] for entry in entries]
-
-    before = shop.ledger("kinds")
-    idle = shop.run("kinds")
-    assert {task["state"] for task in shop.client.task_instances("kinds", idle)} == {"skipped"}
-    assert shop.ledger("kinds") == before
-    assert shop.client._call("GET", "/api/v2/assets/events")["total_entries"] == 1
-    wait_for(lambda: said() == [[{"first_txid": 1, "last_txid": 2}]], "the other Dag's run", every=0.5)
-
-
 @pytest.mark.promise(
     "fault:airflow-loses-repeats-or-reorders-tasks:processing", "fault:airflow-loses-repeats-or-reorders-tasks:commit"
 )
@@ -364,33 +296,6 @@ def test_two_runs_of_a_pipeline_and_one_of_another_at_the_same_moment_count_noth
     assert shop.committed("kinds") == 4
     shop.check_kinds()
     shop.check_orders()
-
-
-@pytest.mark.soak
-def test_a_followed_run_goes_on_after_most_of_airflow_was_killed(shop: Shop) -> None:
-    """The scheduler's forked workers end with it, the command asks until the server is back, and other components stay."""
-    txids, stack = shop.sell(3), shop.stack
-    before = stack.statuses()
-    killed = {name: before[f"airflow-{name}"] for name in ("scheduler", "triggerer", "api-server")}
-    outcome = shop.command("trigger", "orders", "--wait")
-    with shop.held("commit"):
-        wait_for(lambda: "processed" in shop.phases("orders", txids), "processing of a batch")
-        family = [process for process in stack.processes() if session(process) == killed["scheduler"].pid]
-        assert len(family) > 1
-        for status in killed.values():
-            psutil.Process(status.pid).kill()
-        wait_for(lambda: not any(map(is_alive, family)), "the end of the scheduler's workers")
-
-    ended, said = outcome()
-    assert "asking again" in said
-    assert ended["committed"] == txids
-    shop.check_orders()
-    after = stack.statuses()
-    assert {name: after[f"airflow-{name}"].restarts for name in killed} == dict.fromkeys(killed, 1)
-    assert {name for name, status in after.items() if status.pid != before[name].pid} == {s.name for s in killed.values()}
-
-
-# -- the page in a browser ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -411,94 +316,6 @@ def trouble(shop: Shop) -> Trouble:
     wait_for(lambda: made.tasks()["commit", f"txid {made.waits}"] == "deferred", "the wait for its turn", every=0.5)
     made.let_commit()
     return made
-
-
-@needs_chromium
-def test_an_operator_sees_what_waits_and_why(trouble: Trouble, operator: Visit) -> None:
-    """From the overview to the batch, by following links; Airflow shows the same task as failed."""
-    assert trouble.tasks()["process", f"txid {trouble.changed}"] == "failed"
-    assert trouble.tasks()["commit", f"txid {trouble.waits}"] == "success"
-    with operator.page() as page:
-        row = row_of(page, "orders")
-        expect(row).to_contain_text("2 txids")
-        expect(row.get_by_role("link", name="SOURCE_CHANGED")).to_be_visible()
-        expect(page.get_by_text("1 pipeline needs a person")).to_be_visible()
-
-        row.get_by_role("link", name="orders", exact=True).click()
-        expect(page.get_by_role("heading", level=1)).to_contain_text("orders")
-        page.get_by_role("link", name=re.compile(f"^txid {trouble.changed}, failed after .*SOURCE_CHANGED")).click()
-
-        expect(page.get_by_role("heading", level=1)).to_contain_text("halted")
-        expect(page.locator(".why-chain")).to_contain_text("SOURCE_CHANGED")
-        expect(page.get_by_role("table", name=re.compile("^files"))).to_contain_text(trouble.file.name)
-        expect(page.get_by_role("link", name="Dag run in Airflow")).to_have_attribute("href", re.compile(trouble.run_id[:10]))
-
-
-@needs_chromium
-def test_every_view_is_accessible_and_fits(trouble: Trouble, operator: Visit) -> None:
-    """On a narrow screen, in the dark, axe finds nothing serious, and the page never scrolls sideways."""
-    assert trouble.problems(operator, "revenue", "narrow", "dark") == {}
-
-
-@needs_chromium
-def test_a_reader_is_offered_no_action_and_refused_one(shop: Shop, trouble: Trouble, browser: Browser) -> None:
-    """The viewer reads why and how, and neither a button nor the server lets them act; without a login nothing is shown."""
-    before = shop.ask("SELECT count(*) FROM tidegate.operator_action")
-    with Visit(browser, shop, "viewer").page(f"pipelines/orders/batches/{trouble.changed}") as page:
-        expect(page.locator(".why-chain")).to_contain_text("SOURCE_CHANGED")
-        expect(page.get_by_text(f"tidegate retry orders {trouble.changed}").first).to_be_visible()
-        buttons = page.get_by_role("button").all_inner_texts()
-        assert [text for text in buttons if text not in ("live", "copy")] == []
-        answer = page.evaluate(
-            """async (where) => (await fetch(where, {method: 'POST', body: JSON.stringify({txid: 7, reason: 'mine'}),
-               headers: {'Content-Type': 'application/json', 'X-Tidegate-Action': '1'}})).status""",
-            "api/pipelines/orders/actions/retry",
-        )
-    assert answer == 403
-    assert shop.ask("SELECT count(*) FROM tidegate.operator_action") == before
-
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.goto(f"{shop.settings.airflow_url}/tidegate/")
-        assert "/auth/login" in page.url
-        assert context.request.get(f"{shop.settings.airflow_url}/tidegate/api/pipelines").status == 401
-
-
-@needs_chromium
-def test_an_action_outlives_a_login_that_ends_and_needs_no_mouse(shop: Shop, operator: Visit) -> None:
-    """What was typed stays, and is sent after the next login; by Tab, Enter and typing alone the pipeline is resumed."""
-    with operator.page("pipelines/kinds") as page:
-        dialog = dialog_of(page, "Pause")
-        dialog.get_by_role("textbox").fill("the database is upgraded")
-        cookies = page.context.cookies()
-        page.context.clear_cookies()
-        dialog.get_by_role("button", name="Pause", exact=True).click()
-        expect(dialog.get_by_role("alert")).to_contain_text("Log in again")
-        expect(dialog.get_by_role("textbox")).to_have_value("the database is upgraded")
-        page.context.add_cookies(cookies)  # type: ignore[arg-type]
-        dialog.get_by_role("button", name="Pause", exact=True).click()
-        expect(dialog).to_contain_text("kinds is paused")
-        dialog.get_by_role("button", name="Close").click()
-
-    with operator.page("pipelines/kinds") as page:
-        expect(page.get_by_role("button", name="Resume", exact=True).first).to_be_visible()
-        page.keyboard.press("Tab")
-        assert focused(page) == "Skip to the content"
-        tab_to(page, "Resume")
-        page.keyboard.press("Enter")
-        dialog = page.get_by_role("dialog")
-        expect(dialog.get_by_role("textbox")).to_be_focused()
-        page.keyboard.type("upgraded")
-        for _ in range(12):  # round and round, never out of the dialog (except to the browser's own controls)
-            page.keyboard.press("Tab")
-            assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
-        tab_to(page, "Resume")
-        page.keyboard.press("Enter")
-        expect(dialog.get_by_role("button", name="Close")).to_be_visible()
-        page.keyboard.press("Escape")
-        expect(dialog).to_have_count(0)
-        page.wait_for_function("document.activeElement !== document.body")  # given back after the next drawing
-    assert not next(row for row in shop.json("status")["pipelines"] if row["pipeline"] == "kinds").get("paused_at")
 
 
 @needs_chromium
@@ -528,30 +345,6 @@ def test_mended_and_retried_it_commits_before_the_operators_eyes(shop: Shop, tro
     shop.check_orders()
 
 
-@needs_chromium
-def test_a_key_is_found_and_all_of_a_state_downloaded(shop: Shop, operator: Visit) -> None:
-    """The row and the file hold what SQL says."""
-    rows = [[str(value) for value in row] for row in shop.ask("SELECT shop, orders, cents, txid FROM state.revenue")]
-    with operator.page("pipelines/orders/states/revenue") as page:
-        page.get_by_label("shop").fill("Porto")
-        page.get_by_role("button", name="Find").click()
-        expect(page.get_by_role("table").get_by_role("row")).to_have_count(2)
-        found = page.get_by_role("row").last.locator("th, td").all_inner_texts()
-
-        page.get_by_role("link", name="all rows").click()
-        with page.expect_download() as started:
-            page.get_by_role("link", name="Download CSV").click()
-        with started.value.path().open(newline="", encoding="utf-8") as file:
-            header, *downloaded = list(csv.reader(file))
-
-    order = [("shop", "orders", "cents", "txid").index(name) for name in header]
-    assert sorted(downloaded) == sorted([row[place] for place in order] for row in rows)
-    assert found in downloaded
-
-
-# -- the stack ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.promise("verb:up", "verb:status")
 def test_up_again_changes_nothing_and_status_shows_each_component(shop: Shop, occupied: set[int]) -> None:  # noqa: F811
     """`up` on a healthy stack leaves every process running; the ports that others held when it started are not its own."""
@@ -572,16 +365,9 @@ def test_up_again_changes_nothing_and_status_shows_each_component(shop: Shop, oc
         assert (component["state"], component["reason"]) == ("up", None)
         assert is_alive(psutil.Process(component["pid"]))
         assert Path(component["log"]).is_file()
-
-
-def test_the_team_servers_health_check_understands_airflow(shop: Shop) -> None:
-    """The check of docker-compose.yml's Airflow services agrees with the embedded one on a live Airflow."""
     environ = {"TIDEGATE_AIRFLOW_URL": shop.settings.airflow_url}
-    command = [sys.executable, REPOSITORY / "compose" / "healthy.py"]
-    for part in ("metadatabase", "scheduler", "dag_processor", "triggerer"):
-        assert subprocess.run([*command, part], env=environ, check=False).returncode == 0, part
-    unhealthy = subprocess.run([*command, "nonsense"], env=environ, capture_output=True, text=True, check=False)
-    assert (unhealthy.returncode, unhealthy.stderr.strip()) == (1, "Airflow's health page says that nonsense is None")
+    for part in ("metadatabase", "scheduler", "dag_processor", "triggerer"):  # as the team server's containers ask
+        subprocess.run([sys.executable, REPOSITORY / "compose/healthy.py", part], env=environ, check=True)
 
 
 @pytest.mark.promise("security:other-machines")
@@ -661,48 +447,6 @@ def listening(process: psutil.Process, *kinds: str) -> set[tuple[str, int]]:
     with suppress(psutil.Error):
         return {(c.laddr.ip, c.laddr.port) for c in process.net_connections("inet") if c.laddr and c.status in kinds}
     return set()
-
-
-@pytest.mark.soak
-def test_airflows_history_is_kept_for_a_while_only(shop: Shop) -> None:
-    """Each day the supervisor has old runs removed from Airflow's database, and old logs of tasks; newer ones stay."""
-    airflow, kept = Layout.load(shop.home).airflow, shop.settings.airflow_history_days
-    day = airflow_cleanup.DAY_SECONDS
-    owner = {**shop.settings.conninfo(user="airflow"), "dbname": "airflow"}
-    with closing(psycopg2.connect(**owner)) as connection, connection.cursor() as cursor:
-        connection.autocommit = True
-        for name, age in {"old": kept + 1, "new": kept - 1}.items():
-            (log := airflow.folder / f"logs/dag_id=former/run_id={name}/attempt=1.log").parent.mkdir(parents=True)
-            log.write_text("text")
-            for path in (log, log.parent):
-                os.utime(path, times=(time.time() - age * day,) * 2)
-            cursor.execute(RUN_OF_ANOTHER_DAY, {"name": name, "age": age})
-
-        def remembered() -> list[str]:
-            cursor.execute("SELECT event FROM log UNION ALL SELECT run_id FROM dag_run")
-            return sorted(name for (name,) in cursor.fetchall() if name in ("old", "new"))
-
-        assert remembered() == ["new", "new", "old", "old"]
-        os.utime(airflow_cleanup.marker(airflow.folder), times=(time.time() - 2 * day,) * 2)
-        wait_for(lambda: "old" not in remembered(), "the removal of old runs", 120)
-        assert remembered() == ["new", "new"]
-    assert {folder.name for folder in (airflow.folder / "logs/dag_id=former").iterdir()} == {"run_id=new"}
-    assert not airflow_cleanup.is_due(airflow.folder)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-def test_a_part_of_airflow_that_lives_without_a_heartbeat_is_started_again(shop: Shop) -> None:
-    """As a scheduler does that has lost its database and waits for a worker for ever."""
-    before = shop.stack.statuses()
-    psutil.Process(before["airflow-triggerer"].pid).suspend()
-    wait_for(lambda: Layout.load(shop.home).airflow.silent() == {"airflow-triggerer"}, "the silence", 120)
-    wait_for(lambda: shop.stack.statuses()["airflow-triggerer"].state == "up", "another triggerer", HUNG_AFTER_SECONDS + 120)
-    after = shop.stack.statuses()
-    assert {name for name, status in after.items() if status.pid != before[name].pid} == {"airflow-triggerer"}
-    (txid,) = shop.sell(1)
-    shop.run("orders")
-    assert shop.committed("orders") == txid
 
 
 @pytest.mark.promise("verb:down")

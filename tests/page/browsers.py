@@ -158,10 +158,6 @@ def dialog_of(page: Page, button: str) -> Locator:
     return dialog
 
 
-def row_of(page: Page, pipeline: str) -> Locator:
-    return page.get_by_role("row").filter(has=page.get_by_role("link", name=pipeline, exact=True))
-
-
 def tab_to(page: Page, text: str) -> None:
     for _ in range(60):
         if focused(page) == text:

@@ -1,1 +1,0 @@
-"""A package of another team, which is called as a folder of Tidegate is."""
