@@ -4,7 +4,7 @@ import json
 import stat
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import psycopg2
 import pytest
@@ -16,8 +16,8 @@ from tests.stack.conftest import Stack
 from tests.statements import execute
 from tidegate.stack import backup as backups
 from tidegate.stack.layout import Layout
-from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import HoleDetected, SchemaOutOfDate, UsageError
+from tidegate.state_store import StateStore
+from tidegate.state_store.base.errors import HoleDetected, SchemaOutOfDate
 
 ROW = [("a", 1, 1, 1, 1)]
 CRAFTED = """
@@ -92,6 +92,7 @@ def test_a_damaged_backup_changes_nothing(running: Stack, tmp_path: Path) -> Non
         pass
 
 
+@pytest.mark.promise("verb:restore")
 def test_a_useless_dump_changes_nothing(running: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another database, it would make all pipelines begin again; of newer code, nothing could read it."""
     register_pipelines(running.settings, TALLY)
@@ -123,30 +124,3 @@ def test_a_dump_has_no_more_rights_than_the_ledgers_owner(running: Stack, tmp_pa
     done = running.tidegate("restore", str(file), "--yes")
     assert done.returncode != 0
     assert "permission denied to COPY to or from an external program" in done.stderr
-
-
-def test_two_backups_into_one_file_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slower one is refused: what the faster one has reported as written stays as it is."""
-    file, dumps = tmp_path / "backup", [b"the first", b"the second"]
-    monkeypatch.setattr(backups, "_postgres_of", lambda _settings: None)
-
-    def run(_postgres: object, _tool: str, _arguments: list[str], *, stdout: BinaryIO) -> None:
-        content = dumps.pop(0)
-        if dumps:
-            backups.backup(Settings(), file)
-        stdout.write(content)
-
-    monkeypatch.setattr(backups, "_run", run)
-
-    with pytest.raises(UsageError, match="exists"):
-        backups.backup(Settings(), file)
-
-    assert file.read_bytes() == b"the second"
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_without_a_stack_the_verbs_name_the_documentation(tmp_path: Path) -> None:
-    """Other servers are backed up with their own tools."""
-    done = Stack(tmp_path).tidegate("backup", str(tmp_path / "backup"))
-    assert done.returncode == 2
-    assert "docs/backup.md" in done.stderr

@@ -1,7 +1,5 @@
 """The archive of Spark's classes: used where it fits, and never in the way."""
 
-import subprocess
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -46,35 +44,6 @@ def test_an_archive_that_does_not_fit_is_ignored_silently(tmp_path: Path) -> Non
 
     assert "archive" not in log.lower()
     assert "[cds]" not in log
-
-
-def test_a_failure_to_make_the_archive_is_reported_and_stops_nothing(tmp_path: Path) -> None:
-    """Without Java there is no archive; setup says so in one line, and goes on."""
-    done = subprocess.run(
-        [sys.executable, "-m", spark_class_archive.__name__],
-        env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-    assert done.returncode == 0
-    assert done.stderr.startswith("Spark will start some seconds slower, without an archive of its classes: Java is missing.")
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an environment of another account Spark stays without the archive; setup names the file."""
-    taken = tmp_path / "share"
-    taken.write_text("a file where the folder should be")
-    archive = taken / "tidegate" / "spark.jsa"
-    monkeypatch.setattr(spark_class_archive, "class_archive_file", lambda: archive)
-
-    with pytest.raises(spark_class_archive.PermanentError, match="cannot be written") as refused:
-        spark_class_archive.make()
-
-    assert str(archive) in str(refused.value)
 
 
 @pytest.mark.promise("error:RETRYABLE_ERROR")

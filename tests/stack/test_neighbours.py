@@ -3,16 +3,12 @@
 import asyncio
 import json
 import os
-import queue
-import shutil
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,9 +79,6 @@ def end_spark(address: str) -> None:
         channel.unary_unary("/END")(b"", timeout=10)
 
 
-# -- Spark's token -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.promise("security:another-account-that-takes-port-while-its", "decision:0019")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
@@ -138,6 +131,7 @@ def is_trusted(server: port_owner.Server) -> bool:
     return True
 
 
+@pytest.mark.promise("security:another-account-that-takes-port-while-its")
 @pytest.mark.parametrize("way", ["by netlink", "by table"])
 def test_a_connection_to_a_neighbour_is_refused_though_the_port_is_ours_again(
     way: str, neighbour: int, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
@@ -188,9 +182,6 @@ def test_sparks_own_ports_refuse_clients_without_the_secret(stack: Settings) -> 
     assert [answer for pair in answers.values() for answer in pair if "Expected SaslMessage" not in answer] == []
 
 
-# -- passwords ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.promise("security:another-account-that-takes-port-while-its")
 def test_an_impostor_of_postgres_does_not_get_the_password(
     stack: Settings, neighbour: int, free_port: Callable[[], int], tmp_path: Path
@@ -211,6 +202,7 @@ def test_an_impostor_of_postgres_does_not_get_the_password(
     assert "PGREQUIREAUTH" in done.stderr
 
 
+@pytest.mark.promise("security:another-account-that-takes-port-while-its")
 def test_an_impostor_gets_no_password_of_a_superuser(
     stack: Settings, neighbour: int, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,9 +261,6 @@ def test_an_impostor_of_airflow_does_not_get_the_password(
     assert "correct horse" in sent[0]
 
 
-# -- files and folders -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder for temporary files like /tmp: all may write, but remove only their own files."""
@@ -313,53 +302,7 @@ def test_a_claim_to_a_port_follows_no_link_and_empties_no_file(
     assert done.stdout.strip() == str(port), done.stderr
 
 
-def test_an_account_without_a_home_claims_no_ports_in_a_neighbours_folder(
-    shared: Path, neighbour: int, free_port: Callable[[], int], tmp_path: Path
-) -> None:
-    """It uses a folder of its own in the shared one, and refuses a neighbour's with the owner's name."""
-    port, other = free_port() + 1_000, neighbour + 1
-    claim = "import tempfile; tempfile.tempdir = sys.argv[2]\n" + CLAIM
-    imports = "import tidegate.stack.components.server_process\n"
-
-    command = command_as(other, claim, port, shared, imports=imports)
-    mine = run(command)
-    (own,) = shared.iterdir()
-    shutil.rmtree(own)
-    run(command_as(neighbour, LAYS_OUT, shared, other, port, tmp_path, "777")).check_returncode()
-    refused = run(command)
-
-    assert mine.stdout.strip() == str(port), mine.stderr
-    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
-    assert f"belongs to user {neighbour}" in refused.stderr
-    assert refused.returncode == 1
-
-
-def test_a_neighbour_cannot_hold_up_the_operator(neighbour: int, shared: Path) -> None:
-    """The lock, which `down` takes, is private: nobody else can hold it."""
-    folder = shared / "project" / ".tidegate"
-    folder.mkdir(parents=True)
-    folder.chmod(0o711)
-    assert embedded.down(Settings(home=folder.parent)) == 0
-
-    assert stat.S_IMODE((folder / "lock").stat().st_mode) == 0o600
-    done = run(command_as(neighbour, "open(sys.argv[1])", folder / "lock"))
-    assert (done.returncode, "PermissionError" in done.stderr) == (1, True)
-
-
-def test_a_waiting_operator_sees_the_process_that_blocks(tmp_path: Path) -> None:
-    """`down` during a long `up` names the process that it waits for, and goes on after it."""
-    folder = tmp_path / ".tidegate"
-    folder.mkdir()
-    settings, messages = Settings(home=tmp_path), queue.Queue()
-    with ThreadPoolExecutor(1) as other:
-        with embedded._locked(folder, messages.put):
-            waiting = other.submit(embedded.down, settings, tell=messages.put)
-            message = messages.get(timeout=60)
-            assert not waiting.done()
-        assert waiting.result(60) == 0
-    assert message.startswith(f"Waiting for process {os.getpid()} (")
-
-
+@pytest.mark.promise("security:another-account-in-file-system")
 @pytest.mark.parametrize("verb", [["up", "--without-airflow"], ["down"]], ids=["up", "down"])
 def test_a_neighbours_stack_is_neither_started_nor_ended(
     verb: list[str], neighbour: int, shared: Path, bystander: psutil.Process
