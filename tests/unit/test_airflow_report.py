@@ -1,14 +1,11 @@
 """What Airflow's facts mean for a pipeline that waits; tests/end_to_end asks a real Airflow."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from tidegate.airflow_client import AirflowClient
 from tidegate.explain.airflow_report import BUSY_SECONDS, Facts, causes_of
-from tidegate.state_store.base.errors import PermanentError, UnknownPipeline
 
 FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, None, 1.0, "healthy", {}, 3, 2000)
 
@@ -42,18 +39,6 @@ def test_each_obstacle_is_named_besides_the_active_run(facts: Facts, codes: list
     assert all(cause.advice for cause in found)
 
 
-def test_without_an_active_run_airflow_names_a_plan_that_failed_before_it_could_note_why() -> None:
-    """A wrong parameter of the run fails its plan before that asks the ledger; a plan that was killed notes nothing either."""
-    assert list(causes_of("orders", replace(FACTS, run=None, triggerer=None), None)) == []
-    refused = {"dag_run_id": "manual__2", "end_date": "2026-11-01T10:00:00Z"}
-    facts, ended = replace(FACTS, run=None, failed_plan=refused), datetime(2026, 11, 1, 10, tzinfo=UTC)
-    (found,) = causes_of("orders", facts, ended - timedelta(seconds=1))
-    assert list(causes_of("orders", facts, None)) == [found]
-    assert list(causes_of("orders", facts, ended + timedelta(seconds=1))) == []  # `tidegate run` has planned since
-    assert (found.code, found.since) == ("RUN_REFUSED", "2026-11-01T10:00:00+00:00")
-    assert "Airflow's newest run manual__2 of orders failed in its plan" in found.sentence
-
-
 @pytest.mark.parametrize(
     ("run", "fragment"), [(FACTS.run, "its run manual__1 starts no task"), (None, "so no run of it begins")]
 )
@@ -63,20 +48,3 @@ def test_no_run_of_a_paused_dag_is_said_to_go_on(run: Any, fragment: str) -> Non
     assert found.code == "DAG_PAUSED"
     assert fragment in found.sentence
     assert found.advice == "Unpause it in Airflow: http://127.0.0.1:8080/dags/orders"
-
-
-def test_a_dag_whose_file_has_broken_since_it_was_shown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Airflow still shows such a Dag, and refuses runs of it as if there were none."""
-    found = [{"filename": f"{name}.py", "stack_trace": f"...\nSyntaxError: {name}\n"} for name in ("preorders", "orders")]
-
-    def answer(_: AirflowClient, method: str, path: str, **__: Any) -> dict[str, Any]:
-        if method == "POST":
-            raise UnknownPipeline(f"Airflow has no {path}.")
-        return {"is_paused": False, "import_errors": found}
-
-    monkeypatch.setattr(AirflowClient, "_call", answer)
-    with pytest.raises(PermanentError, match=r"Airflow cannot read orders\.py: SyntaxError: orders"):
-        AirflowClient.__new__(AirflowClient).trigger("orders", {})
-    found.clear()
-    with pytest.raises(UnknownPipeline):
-        AirflowClient.__new__(AirflowClient).trigger("orders", {})

@@ -4,23 +4,10 @@ import os
 import shutil
 import stat
 
-import psutil
 import pytest
 
 from tidegate.stack.components.server_process import Identity, RunFolder
 from tidegate.stack.machine.private_files import private
-
-
-def test_a_process_is_known_again_after_the_clock_was_set(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of boot moves with the clock or a resumed machine, so it is no part of a process's identity."""
-    run = RunFolder(tmp_path)
-    run.write("spark", Identity.of(os.getpid()))
-    boot = psutil.boot_time()
-    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot - 86_400)
-    identity = run.read("spark")
-    assert identity is not None
-    assert identity.process() == psutil.Process()
-    assert run.sessions() == {os.getpid()}
 
 
 def test_a_process_of_another_boot_is_another_process(tmp_path) -> None:

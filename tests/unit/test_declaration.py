@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -307,14 +306,6 @@ def test_a_name_that_is_no_plain_identifier_is_refused(name: str) -> None:
             declare_state(**changes)
 
 
-@pytest.mark.parametrize("name", ["txid", "ctid", "lateral"])
-def test_a_column_that_tidegate_or_postgres_keeps_for_itself_is_refused(name: str) -> None:
-    """Such a table could not be created, or would mean something else."""
-    for changes in ({"key": {name: "text"}}, {"aggregates": {name: Count()}}):
-        with pytest.raises(ValueError, match=f"cannot have a column named {name}"):
-            declare_state(**changes)
-
-
 def test_the_same_declaration_has_the_same_fingerprint() -> None:
     again = Pipeline(name="inbox", source=replace(SOURCE), states={"per_name": replace(STATE)})
     assert declare().spec == again.spec
@@ -379,12 +370,6 @@ def test_batches_that_depend_on_the_one_before_are_merged_one_by_one() -> None:
     assert asks(StateQuery("inbox.by_name")).spec.window == 1
     accepted = replace(UNSURE, allow_not_repeatable=True)
     assert asks(accepted, guarantee="exactly_once", states={"s": STATE}).spec.queries == (accepted.read,)
-
-
-def test_lengths_of_windows_are_texts_or_timedeltas() -> None:
-    for given, seconds in (("90 seconds", 90), ("1 hour", 3600), ("1 week", 604_800)):
-        assert Tumbling("at", given).spec == Tumbling("at", timedelta(seconds=seconds)).spec
-        assert Tumbling("at", given).spec.size == seconds * 1_000_000
 
 
 @pytest.mark.promise("decision:0053")

@@ -13,7 +13,7 @@ from tests.checkout import module_of
 from tests.unit.test_imports import FILES, REPOSITORY
 from tidegate.cli import exit_code
 from tidegate.explain import error_pages
-from tidegate.state_store.base.errors import TidegateError, skip_command
+from tidegate.state_store.base.errors import TidegateError
 
 SECTIONS = ["How it comes about", "What the ledger did", "What to do"]
 FACTS = re.compile(r"^Fault: ([A-Z]+)\. Exit code: (\d+)\.$", re.MULTILINE)
@@ -72,17 +72,6 @@ def test_each_page_agrees_with_the_code() -> None:
             command_lines.check_mentioned(line)
 
 
-def test_what_gives_a_batch_up_is_printed_whole() -> None:
-    """The verb takes no batch without a reason and a confirmation, so no message names it without them."""
-    command_lines.check(skip_command("flights", 7))
-    lines = [(path, line) for path in FILES for line in (REPOSITORY / path).read_text().splitlines() if "tidegate skip" in line]
-    assert [path for path, line in lines if '--reason "..." --yes' in line] == [
-        "dags/batch_dag.py",
-        "state_store/base/errors.py",
-    ]
-    assert len(lines) == 2, lines
-
-
 def test_commands_that_messages_print_can_be_typed() -> None:
     printed = {(path, line) for path in FILES for line in _commands_for_a_pipeline(ast.parse((REPOSITORY / path).read_text()))}
     assert len(printed) > 30
@@ -97,8 +86,3 @@ def _commands_for_a_pipeline(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.JoinedStr):
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values)
             yield from (PLACE.sub("7", line) for line in PRINTED.findall(text))
-
-
-def test_the_index_lists_every_page() -> None:
-    index = (error_pages.FOLDER / "README.md").read_text()
-    assert sorted(re.findall(r"\[(\w+)\]\(\1\.md\)", index)) == list(CODES)

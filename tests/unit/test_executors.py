@@ -6,28 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs import Files, Inputs, Source
 from tidegate.jobs.compute.sessions.executor_artifacts import artifacts_for
-from tidegate.jobs.spark.task_connections import SessionFile, are_elsewhere, conninfo_of_tasks
+from tidegate.jobs.spark.task_connections import SessionFile, conninfo_of_tasks
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SettingsInvalid
 
 ELSEWHERE = Settings(spark_remote="sc://spark.example.com:15002")
-
-
-@pytest.mark.parametrize(
-    ("remote", "setting", "expected"),
-    [
-        ("sc://spark.example.com:15002", "auto", True),
-        ("sc://127.0.0.1:15002", "auto", False),
-        ("sc://127.0.0.1:15002", "elsewhere", True),
-        ("sc://spark.example.com:15002", "here", False),
-    ],
-)
-def test_where_executors_are(remote: str, setting: str, expected: bool) -> None:
-    settings = Settings(spark_remote=remote, spark_executors=setting)
-    assert are_elsewhere(settings) is expected
-    assert (artifacts_for(settings) is not None) is expected
 
 
 @pytest.mark.promise("decision:0035")
@@ -68,22 +52,6 @@ def test_what_cannot_travel_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         artifacts_for(ELSEWHERE, ["nowhere_of_test"])
 
 
-@pytest.mark.parametrize(
-    ("source", "packages"),
-    [
-        (Files("s3a://lake/in", format="text"), {"obstore"}),
-        (Files("s3a://lake/in", schema={"name": "string"}), set()),
-        (Inputs({"a": Files("in", format="text"), "b": Files("s3a://lake/in", format="text")}), {"obstore"}),
-    ],
-)
-def test_text_of_a_store_needs_a_library_on_executors(source: Source, packages: set[str]) -> None:
-    assert set(source.executor_packages) == packages
-    needed = artifacts_for(replace(Settings(), spark_remote="sc://spark.internal:15002"), (), source.executor_packages)
-    assert needed is not None
-    assert needed.packages == packages
-    assert needed.name.endswith(".zip") == (not packages)
-
-
 def test_a_password_file_travels_under_a_name_that_says_nothing(tmp_path: Path) -> None:
     passfile = tmp_path / "pgpass"
     passfile.write_text("*:*:*:tidegate_stager:secret")
@@ -97,13 +65,6 @@ def test_a_password_file_travels_under_a_name_that_says_nothing(tmp_path: Path) 
     assert (conninfo["host"], conninfo["sslmode"], conninfo["user"]) == ("db.internal", "verify-full", "tidegate_stager")
     passfile.write_text("*:*:*:tidegate_stager:other")
     assert conninfo_of_tasks(settings)["passfile"] != conninfo["passfile"]
-
-
-def test_executors_find_a_password_of_their_own() -> None:
-    """By libpq's own means, or in a file there."""
-    assert "passfile" not in conninfo_of_tasks(replace(ELSEWHERE, pg_passfile=Path("/here/pgpass")))
-    theirs = replace(ELSEWHERE, executor_conninfo="passfile=/run/secrets/pgpass", executor_passfile=Path("/not/read"))
-    assert conninfo_of_tasks(theirs)["passfile"] == "/run/secrets/pgpass"
 
 
 @pytest.mark.parametrize(

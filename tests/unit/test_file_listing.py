@@ -1,10 +1,6 @@
 """The names in a source's folder: which are read, once and in order, which wait or are left alone, and what they say."""
 
 import logging
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -56,31 +52,6 @@ def test_a_glob_matches_its_files(tmp_path: Path, write: Write, pattern: str, na
     assert [name for name in list_files(tmp_path, pattern).names if (tmp_path / name).is_file()] == names
 
 
-def test_ignored_names_are_reported_with_their_reasons(tmp_path: Path, write: Write) -> None:
-    for name in ("1.json", "a/2.json"):
-        write(name)
-    unfinished = [
-        *("3.json.filepart", "3.json.part", "3.json.PART", "3.json.tmp", "3.json~", "#3.json#", "3.json.crdownload"),
-        *("3.json.bak", "3.json.swp", "3.json.inprogress", "3.json.incomplete"),
-    ]
-    for name in ("_SUCCESS", ".hidden.json", "_a.json", "_tmp/4.json", "a/.git/5.json", "README", *unfinished):
-        write(name)
-
-    report = list_files(tmp_path, "**/*").report()
-    assert report.read == 3  # README is a name like others
-    ending, hidden = report.names.values()
-    assert hidden == [".hidden.json", "_SUCCESS", "_a.json", "_tmp/", "a/.git/"]
-    assert sorted(ending) == sorted(unfinished)
-    assert (report.sentence() or "").startswith(
-        f"In {tmp_path} {len(unfinished) + 5} name(s) are left alone, 3 match **/*. It "
-    )
-
-    report = list_files(tmp_path, "*.json").report()
-    assert report.names["does not match *.json"] == sorted(["README", "_SUCCESS", *unfinished])
-    assert report.names["is a folder that the glob does not lead into"] == ["_tmp/", "a/"]
-    assert report.names["starts with . or _, as what writers keep for themselves does"] == [".hidden.json", "_a.json"]
-
-
 @pytest.fixture
 def inbox(tmp_path: Path, write: Write) -> Path:
     """A folder beside a secret, with links that lead out of it in all ways."""
@@ -124,16 +95,6 @@ def test_a_link_within_the_folder_is_read_unless_its_file_is(tmp_path: Path, wri
     assert file_identity(TEXT, tmp_path, "config.json", 0) is not None
 
 
-@pytest.mark.timeout(60)
-def test_links_in_many_cycles_are_listed_in_finite_time(tmp_path: Path, write: Write) -> None:
-    """A dozen folders that all link to each other have an astronomical number of paths."""
-    for one in range(12):
-        write(f"{one}/x.json")
-        for other in range(12):
-            (tmp_path / f"{one}/to{other}").symlink_to(f"../{other}")
-    assert len(list_files(tmp_path, "**/*.json").names) == 12
-
-
 LIST = """
 import sys
 from pathlib import Path
@@ -148,21 +109,6 @@ try:
 except SettingsInvalid as error:
     print(ascii(str(error)))
 """
-
-
-def test_names_are_the_same_in_every_process(tmp_path: Path) -> None:
-    """In one whose locale is not of UTF-8 a file would have another name, and count again."""
-    (tmp_path / "grüße.csv").touch()
-    if shutil.which("localedef") is None or not Path("/usr/share/i18n/locales/de_DE").exists():
-        pytest.skip("No locale can be made here. Install it with: apt-get install locales")
-    subprocess.run(["localedef", "-i", "de_DE", "-f", "ISO-8859-1", tmp_path / "de_DE"], check=True)
-    for more, said in (
-        ({}, "this process takes them for iso8859-1, as its locale says"),
-        ({"PYTHONUTF8": "1"}, "gr\\xfc\\xdfe.csv"),
-    ):
-        environ = {**os.environ, "LOCPATH": str(tmp_path), "LC_ALL": "de_DE", **more}
-        done = subprocess.run([sys.executable, "-c", LIST, tmp_path], env=environ, capture_output=True, text=True, check=True)
-        assert said in done.stdout
 
 
 # markers

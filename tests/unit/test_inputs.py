@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tidegate.jobs import Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, Reference, State
+from tidegate.jobs import Delta, Files, FixedBatches, Inputs, Kafka, Reference
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable
@@ -37,15 +37,6 @@ def test_the_kind_is_that_of_the_weakest_input() -> None:
     assert Inputs({"a": files("a"), "b": files("b", kind="opaque"), "planes": PLANES}).kind == "opaque"
     assert Inputs({"a": Kafka("a", kind="opaque"), "b": lists(kind="non-transactional")}).kind == "non-transactional"
     assert Inputs({"a": files("a"), "planes": PLANES}, kind="opaque").kind == "opaque"
-
-
-def test_a_check_is_for_all_inputs_or_for_one() -> None:
-    checks: dict[str, Any] = {"known": "tail IS NOT NULL", "a": {"long": "length(tail) > 3"}}
-    states = {"per_tail": State(key={"tail": "text"}, aggregates={"lines": Count()})}
-    source = Inputs({"a": files("a"), "b": files("b")})
-    merged = Pipeline("inputs", source, states, on_poison="quarantine", check=checks)
-    assert merged.check_of("a") == {"known": "tail IS NOT NULL", "long": "length(tail) > 3"}
-    assert merged.check_of("b") == {"known": "tail IS NOT NULL"}
 
 
 # what a plan freezes

@@ -1,14 +1,10 @@
 """What components need: one list, shown in the docs and checked by `tidegate doctor`; and the files in deploy/."""
 
 import re
-from pathlib import Path
 
-import pytest
 import yaml
 
-from tidegate.doctor_checks import COMPONENTS, NEEDS, missing, needs_of
-from tidegate.stack.components.airflow import PROJECT, airflow_settings
-from tidegate.state_store import Settings
+from tidegate.stack.components.airflow import PROJECT
 
 PAGE = PROJECT / "docs" / "airflow-workers.md"
 DEPLOY = PROJECT / "deploy"
@@ -19,42 +15,6 @@ POD = yaml.safe_load((DEPLOY / "worker-pod.yaml").read_text())
 def variables(name: str) -> dict[str, str]:
     lines = (DEPLOY / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-
-
-def test_the_page_shows_what_is_checked() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for need in NEEDS:
-        settings = ", ".join(f"`{name}`" for name in need.settings)
-        assert f"| {need.name} | {settings} | {need.purpose} | {', '.join(need.components)} |\n" in page
-        assert set(need.components) <= set(COMPONENTS)
-
-
-def test_each_component_needs_only_what_it_uses() -> None:
-    needed = {component: {need.name for need in needs_of(component)} for component in COMPONENTS}
-    assert needed["triggerer"] == {"Project folder", "Ledger"}
-    assert needed["executor"] == {"Staging role", "Packages", "Kafka"}
-    assert {"Ledger", "Spark", "Sources"} < needed["worker"]
-
-
-def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "nowhere"))
-    servers = {"pg_port": 1, "spark_remote": "sc://127.0.0.1:1", "kafka_bootstrap": "127.0.0.1:1,b:2"}
-    settings = Settings(home=tmp_path / "nowhere", pg_passfile=tmp_path / "none", **servers)  # type: ignore[arg-type]
-
-    found = missing("worker", settings)
-
-    assert {each.need for each in found} == {"Project folder", "Ledger", "Spark", "Sources", "Kafka"}
-    assert "No broker answers at 127.0.0.1:1: " in str(found)
-    assert all(each.problem.endswith((".", "up")) for each in found)
-
-
-# -- the files ---------------------------------------------------------------------------------------------------------
-
-
-def test_celery_changes_nothing_but_the_executor_and_its_broker() -> None:
-    names = set(variables("celery.env"))
-    assert all(name == "AIRFLOW__CORE__EXECUTOR" or name.startswith("AIRFLOW__CELERY") for name in names)
-    assert names & set(airflow_settings()) == {"AIRFLOW__CORE__EXECUTOR"}
 
 
 def test_the_pod_is_closed_and_holds_no_secret() -> None:

@@ -20,11 +20,6 @@ CONCRETE = [cls for cls in ERRORS if cls not in FAMILIES]
 POLICIES = get_args(PoisonPolicy)
 
 
-def test_the_table_has_a_cell_for_each_fault_and_policy() -> None:
-    assert set(OUTCOMES) == set(Fault)
-    assert all(tuple(sorted(outcomes)) == tuple(sorted(POLICIES)) for outcomes in OUTCOMES.values())
-
-
 @pytest.mark.promise("decision:0024")
 def test_nothing_but_content_ever_leaves_rows_out() -> None:
     skipping = [(fault, policy) for fault, row in OUTCOMES.items() for policy in row if row[policy] is Outcome.SKIP]

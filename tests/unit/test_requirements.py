@@ -2,12 +2,10 @@
 
 import re
 import sys
-import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.checkout import PACKAGES
@@ -15,9 +13,6 @@ from tests.unit.test_imports import imports
 
 PROJECT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements-build.txt", "requirements-lowest.txt", "requirements.txt", "requirements-dev.txt")
-DEPENDENCIES = [
-    Requirement(text) for text in tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
-]
 # Imported where a source, a login or a listener asks for them: messages say what to install.
 OPTIONAL = {"boto3", "obstore", "openlineage", "pyiceberg", "requests_gssapi"}
 
@@ -45,16 +40,6 @@ def test_nothing_is_installed_but_by_hash(place: str) -> None:
     for command in commands:
         assert "--require-hashes" in command or ("--no-deps" in command and "--editable ." in command), command
         assert "requirements-build.txt" in command or "--no-build-isolation" in command, command
-
-
-@pytest.mark.parametrize("dependency", DEPENDENCIES, ids=lambda dependency: dependency.name)
-def test_the_locks_are_the_lowest_and_the_highest_that_are_allowed(dependency: Requirement) -> None:
-    lowest, highest = (
-        versions(lock)[canonicalize_name(dependency.name)] for lock in ("requirements-lowest.txt", "requirements.txt")
-    )
-    (bound,) = [each.version for each in dependency.specifier if each.operator == ">="]
-    assert re.sub(r"(\.0)+$", "", lowest) == re.sub(r"(\.0)+$", "", bound)
-    assert highest in dependency.specifier
 
 
 def test_what_is_imported_comes_with_the_wheel() -> None:
