@@ -1,27 +1,12 @@
 """`tidegate doctor`, beside real servers."""
 
 import json
-import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import CommandLine, check_schema
 from tidegate.doctor_checks import COMPONENTS
-from tidegate.stack.components.airflow import PROJECT
-
-
-def test_a_component_that_has_everything_is_told_so(tidegate: CommandLine) -> None:
-    lacking = CommandLine(replace(tidegate.settings, spark_remote="sc://127.0.0.1:1"), tidegate.environment)
-    page = (PROJECT / "docs" / "airflow-workers.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"^\$ tidegate (.*)$", page, re.MULTILINE)
-
-    done = lacking(*shown.split())
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "triggerer: nothing is missing.\n")
-    found = lacking.json("doctor", "--component", "triggerer")
-    assert (found["component"], found["missing"]) == ("triggerer", [])
-    assert "Ledger" in found["checked"]
 
 
 @pytest.mark.promise("verb:doctor")

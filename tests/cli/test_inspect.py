@@ -1,7 +1,5 @@
 """`inspect` with conditions: by phase, error, time and txid, for people and programs."""
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 
 from tests.batches import Batches
@@ -40,12 +38,3 @@ CHOSEN = {
 def test_conditions_choose_batches(ledger: CommandLine) -> None:
     chosen = {given: [batch["txid"] for batch in ledger.json("inspect", "flights", *given)] for given in CHOSEN}
     assert chosen == CHOSEN
-
-
-def test_times_are_utc_unless_they_name_a_zone(ledger: CommandLine) -> None:
-    now = datetime.now(UTC)
-    long_ago = (now - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M")
-    assert len(ledger.json("inspect", "flights", "--since", long_ago)) == 6
-    assert len(ledger.json("inspect", "flights", "--since", f"{long_ago}+05:00")) == 6
-    assert len(ledger.json("inspect", "flights", "--since", now.date().isoformat())) == 6
-    assert "lies in the future" in ledger.refused("inspect", "flights", "--since", f"{long_ago}-11:00")

@@ -52,11 +52,6 @@ def test_a_paused_pipeline_starts_no_run_until_it_is_resumed(tidegate: CommandLi
     assert (lag["paused_by"], lag["quarantined"]) == (None, 0)
 
 
-def test_an_empty_reason_is_refused(tidegate: CommandLine) -> None:
-    for verb in (("pause", "flights"), ("skip", "flights", "1"), ("redo", "flights", "1"), ("quarantine", "replay", "flights")):
-        assert tidegate.refused(*verb, "--reason", " ").startswith("tidegate: Give a reason: --reason '")
-
-
 # retry and skip
 
 
@@ -247,76 +242,4 @@ def test_bad_records_are_listed_mended_and_replayed(shops: CommandLine) -> None:
     assert revenue == {"Lisbon": (2, 2240), "Porto": (3, 712)}
 
 
-BAD_MENDS: dict[str, tuple[bytes | None, str]] = {
-    "no file": (None, "cannot be read: No such file or directory."),
-    "not UTF-8": (b"Porto,\xff", "is not UTF-8: see its byte 7."),
-    "NUL": (b"Porto,\0", "holds a NUL character"),
-    "10 MB": (b"x" * 10_000_000, "is too long: a mended record can have 8388608 bytes."),
-}
-
-
-def test_what_is_no_record_of_a_txid_is_refused(tidegate: CommandLine) -> None:
-    file, mend = tidegate.settings.home / "mended", ("quarantine", "mend", "flights", "1", "1", "--reason", "why not")
-    for content, message in BAD_MENDS.values():
-        if content is not None:
-            file.write_bytes(content)
-        refusal = tidegate.refused(*mend, "--payload-from", str(file))
-        assert message in refusal
-        assert len(refusal.splitlines()) == 2  # the message, and where there is more
-    for arguments, message in (
-        (mend, "one of --payload and --payload-from"),
-        ((*mend, "--payload", "a", "--payload-from", "-"), "one of --payload and --payload-from"),
-        (("quarantine", "list", "flights", "--txid", "7"), "flights has no txid 7"),
-        (("quarantine", "replay", "flights", "--txid", "7", "--reason", "why not"), "flights has no txid 7"),
-    ):
-        assert message in tidegate.refused(*arguments)
-
-
 # inspect
-
-
-INPUTS: list[tuple[dict, list[str]]] = [
-    (
-        {
-            "topic": "clicks",
-            "topic_id": "x",
-            "partitions": {"10": {"start": 5, "end": 9}, "2": {"start": 7, "end": 8, "lost": [3, 7]}},
-            "idle": {"0": {"start": 1, "end": 4}},
-        },
-        ["Source: topic clicks", "partition start end records lost", "2 7 8 1 4", "10 5 9 4 0", "0 4 4 0 0"],
-    ),
-    (
-        {"after": None, "to": ["2026-11-01 10:00:00+00", "7"], "splits": [["a"], ["b"]], "rows": 12},
-        ["after to splits rows when planned", "the beginning 2026-11-01 10:00:00+00, 7 2 12"],
-    ),
-    (
-        {
-            "inputs": {
-                "clicks": {"partitions": {"0": {"start": 7, "end": 8}}, "idle": {}, "topic": "clicks"},
-                "late": {"files": [{"name": "1.csv", "size": 9, "mtime_ns": 1, "sha256": "ab"}], "behind": None},
-            },
-            "idle": {"orders": {"position": 1}},
-            "references": {"planes": {"files": [{"name": "planes.csv", "size": 8, "mtime_ns": 1, "sha256": "cd"}]}},
-        },
-        [
-            *["Source of input clicks: topic clicks", "0 7 8 1 0", "Files of input late", "1.csv 9 ab"],
-            *["Inputs without new rows", "orders", "Files of reference planes", "planes.csv 8 cd"],
-        ],
-    ),
-    (
-        {
-            **{"table": "x", "version": 17, "snapshot": False, "after": None, "taken": 3},
-            "data_files": [{"name": "a.parquet", "size": 7, "sha256": "ab", "partition": {"_change_type": "insert"}}],
-        },
-        ["Data files, up to a part of version 17", "name bytes sha256 change", "a.parquet 7 ab insert"],
-    ),
-    ({"ticks": 7}, ['"ticks": 7']),
-]
-
-
-def test_a_batch_shows_its_input_in_the_terms_of_its_source(tidegate: CommandLine, store: StateStore) -> None:
-    assert store.open_batches(SPEC, "run", [], None, [encode_metadata(metadata) for metadata, _ in INPUTS])
-    for txid, (metadata, lines) in enumerate(INPUTS, start=1):
-        shown = [" ".join(line.split()) for line in tidegate("inspect", "flights", "--txid", str(txid)).stdout.splitlines()]
-        assert [line for line in lines if line not in shown] == []
-        assert tidegate.json("inspect", "flights", "--txid", str(txid))["source_metadata"] == metadata

@@ -8,7 +8,6 @@ from tests import command_lines
 from tests.batches import Batches
 from tests.cli.conftest import CommandLine, write_flights
 from tests.statements import execute
-from tests.store import encode_metadata
 from tidegate.explain import error_pages
 from tidegate.jobs.pipelines import flights
 from tidegate.stack.components.server_process import wait_until
@@ -67,13 +66,6 @@ def test_airflow_is_asked_also_if_something_else_needs_attention(tidegate: Comma
         batches.seal(2)
     # At first it may wait for others, to be merged with them.
     assert wait_until(lambda: codes("2") == ["WAITS_FOR_COMMIT", "AIRFLOW_UNKNOWN"], 100)
-
-
-def test_a_long_message_is_shown_whole(tidegate: CommandLine) -> None:
-    with StateStore.connect(tidegate.settings) as store:
-        store.open_batches(flights.PIPELINE.spec, "run", [], None, [encode_metadata({"files": []})])
-        store.halt_batch("flights", 1, f"SOURCE_CHANGED: {'a long story ' * 60}Put it back.")
-    assert "a long story Put it back." in tidegate("why", "flights").stdout
 
 
 @pytest.mark.promise("verb:error", "json:error")
