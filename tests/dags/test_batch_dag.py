@@ -1,70 +1,34 @@
 """Every Dag parses quickly, has the promised shape, and turns our errors into the right decision."""
 
-import inspect
-import re
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG, BaseSensorOperator
 from airflow.sdk.definitions.retry_policy import RetryAction
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 from airflow.sdk.execution_time.timeout import timeout
 from airflow.sdk.module_loading import import_string
 from airflow.serialization.serialized_objects import DagSerialization
 
 import tidegate.jobs.pipelines
 from tests.batches import Batches
-from tests.dags.conftest import CLICKS, REPOSITORY
-from tests.examples import EXAMPLES
-from tests.store import WINDOW, Attempt, Tracked, errors
+from tests.dags.conftest import CLICKS
+from tests.store import WINDOW, Tracked, errors
 from tidegate.dags import batch_dag, batch_tasks
 from tidegate.dags.batch_tasks import CommitSensor, ProcessBatch
 from tidegate.dags.batch_trigger import BATCH, COMMIT, PROCESS
 from tidegate.dags.waiting_tasks import Halt
 from tidegate.jobs.engine.processing import Processor
-from tidegate.jobs.registry import pipeline_names
 from tidegate.state_store import Settings
 
-ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TidegateError)]
-
 
 @pytest.fixture(scope="module")
-def dag_bag() -> DagBag:
-    return DagBag(EXAMPLES / "dags")
-
-
-@pytest.fixture(scope="module")
-def flights(dag_bag: DagBag) -> DAG:
-    return dag_bag.dags["flights"]
-
-
-def test_each_dag_file_holds_exactly_one_dag(dag_bag: DagBag) -> None:
-    """Airflow skips files silently, so every file must have been parsed into one Dag."""
-    files = {str(file) for file in (EXAMPLES / "dags").glob("*.py")}
-
-    assert dag_bag.import_errors == {}
-    assert sorted(dag.fileloc for dag in dag_bag.dags.values()) == sorted(files)
-    assert sorted(dag_bag.dags) == pipeline_names()
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "refusal"),
-    [
-        ("flihgts", {}, r"UNKNOWN_PIPELINE: .*Pipelines: .*flights"),
-        ("../flights", {}, r"UNKNOWN_PIPELINE: .*Pipelines: .*flights"),
-        ("flights", {"concurrency": 0}, "DECLARATION_INVALID: .*concurrency=0: it must be at least 1"),
-    ],
-)
-def test_a_dag_that_would_fail_at_night_or_wait_for_ever_fails_the_parse(name: str, given: Any, refusal: str) -> None:
-    with pytest.raises(errors.TidegateError) as refused:
-        batch_dag.batch_dag(name, **given)
-    assert re.search(refusal, errors.describe(refused.value))
+def flights() -> DAG:
+    return batch_dag.batch_dag("flights", announce=True)
 
 
 @pytest.mark.promise("decision:0006", "decision:0026", "performance:commit-waits-beside-process-not-after-it")
@@ -73,7 +37,9 @@ def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) 
 
     assert serialized.max_active_runs == 1
     found = {task.task_id: task.downstream_task_ids for task in serialized.tasks}
-    assert found == {"plan": {PROCESS, COMMIT}, PROCESS: set(), COMMIT: set()}
+    assert found == {"plan": {PROCESS, COMMIT}, PROCESS: {"announce"}, COMMIT: {"announce"}, "announce": set()}
+    announce = serialized.get_task("announce")  # as a teardown it runs after failures too, and does not decide about the run
+    assert (announce.is_teardown, announce.on_failure_fail_dagrun) == (True, False)
     commit = serialized.get_task(COMMIT)
     assert issubclass(CommitSensor, BaseSensorOperator)
     assert commit.start_from_trigger
@@ -83,53 +49,19 @@ def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) 
     assert all(serialized.get_task(task).get_closest_mapped_task_group().group_id == BATCH for task in (PROCESS, COMMIT))
 
 
-def test_a_dag_names_no_place_of_the_component_that_reads_it(flights: DAG) -> None:
-    def texts(value: Any) -> Iterator[str]:
-        if isinstance(value, dict):
-            for name, part in value.items():
-                if name not in ("fileloc", "relative_fileloc"):  # the second is relative to the Dag folder of a bundle
-                    yield from texts(part)
-        elif isinstance(value, list | tuple):
-            for part in value:
-                yield from texts(part)
-        else:
-            yield str(value)
-
-    found = set(texts(DagSerialization.to_dict(flights)))
-
-    assert not [text for text in found if str(REPOSITORY) in text or str(Path.home()) in text]
-    assert any(text.startswith("tidegate.dags.batch_trigger") for text in found)
-
-
-def test_a_run_is_announced_by_a_task_that_does_not_decide_about_it() -> None:
-    """As a teardown it runs after failures too, and the run's state is that of the tasks before it."""
-    dag = batch_dag.batch_dag("flights", announce=True)
-    announce = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task("announce")
-    assert (announce.upstream_task_ids, announce.is_teardown, announce.on_failure_fail_dagrun) == (
-        {PROCESS, COMMIT},
-        True,
-        False,
-    )
-    assert [(outlet.name, outlet.uri) for outlet in announce.outlets] == [("tidegate://pipelines/flights",) * 2]
-
-
-@pytest.mark.parametrize("kind", ["process", "commit"])
-def test_a_wait_that_took_too_long_fails_permanently_with_advice(kind: str) -> None:
-    """Airflow itself would only say: Trigger timeout; and wait again in each try."""
-    task = _process(3) if kind == "process" else _commit(3)
-    with pytest.raises(AirflowFailException, match=r"did not come within 6:00:00: .* tidegate inspect clicks"):
-        task.resume_execution("__fail__", {"error": "Trigger timeout"}, {})
-
-
 @pytest.mark.promise("decision:0025")
 def test_an_author_may_set_any_argument_of_a_dag(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = {"retries": 1, "owner": "ops", "execution_timeout": timedelta(minutes=5)}
+    def theirs(context: Any) -> None:
+        """Call a person."""
+
+    usual = {"retries": 1, "owner": "ops", "execution_timeout": timedelta(minutes=5), "on_failure_callback": theirs}
     dag = batch_dag.batch_dag(
         "flights", schedule="@hourly", tags=("nightly",), max_active_runs=2, default_args=usual, concurrency=7
     )
     assert (dag.tags, dag.max_active_runs, dag.catchup) == ({"tidegate", "nightly"}, 2, False)
     assert dag.start_date is not None
     assert [(task.retries, task.owner) for task in dag.tasks] == [(1, "ops")] * 3
+    assert [task.on_failure_callback for task in dag.tasks[1:]] == [[batch_tasks.report_failure, theirs]] * 2
     # Batches that wait for their turn must not keep others from being processed: a limit of the task would count them.
     assert dag.max_active_tasks == 7
     assert {(task.max_active_tis_per_dag, task.max_active_tis_per_dagrun) for task in dag.tasks} == {(None, None)}
@@ -141,55 +73,6 @@ def test_an_author_may_set_any_argument_of_a_dag(monkeypatch: pytest.MonkeyPatch
     assert batch_dag.batch_dag("flights").get_task(PROCESS).start_from_trigger
     monkeypatch.setenv("AIRFLOW__OPENLINEAGE__TRANSPORT", '{"type": "console"}')
     assert not batch_dag.batch_dag("flights").get_task(PROCESS).start_from_trigger
-
-
-@pytest.mark.parametrize("kind", [None, list, tuple])
-def test_an_authors_callbacks_are_called_besides_our_own(kind: Any) -> None:
-    def one(context: Any) -> None:
-        """Tell somebody."""
-
-    def another(context: Any) -> None:
-        """Tell somebody else."""
-
-    theirs = [one, another] if kind else [one]
-    given = {"on_failure_callback": kind(theirs) if kind else one}
-    dag = batch_dag.batch_dag("flights", default_args=given, on_failure_callback=another)
-    found = {task_id: dag.get_task(task_id).on_failure_callback for task_id in ("plan", PROCESS, COMMIT)}
-    ours = [batch_tasks.report_failure, *theirs]
-    assert found == {"plan": theirs, PROCESS: ours, COMMIT: ours}
-    assert dag.on_failure_callback in (another, [another])
-
-
-def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG, caplog: pytest.LogCaptureFixture) -> None:
-    """Airflow accepts any name: a misspelt one is refused, or a run would take everything; those of others are ignored."""
-    for name in ("from_txid", "to_txid", "max_batches"):
-        parameter = flights.params.get_param(name)
-        assert (parameter.resolve(), parameter.resolve(7)) == (None, 7)
-        assert parameter.schema["title"]
-        assert parameter.description
-        for wrong in (0, -1, "3", 1.5, True, 10**30):
-            with pytest.raises(ParamValidationError):
-                parameter.resolve(wrong)
-
-    def plan_with(conf: dict[str, Any]) -> None:
-        batch_tasks.plan("flights", 4, 9, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf=conf))
-
-    for name in ("max_batch", "txid", "txids", "from_tx", "From-Txid", "batchsize", "from"):
-        with pytest.raises(errors.UsageError, match=rf"{name} is unknown\. There are: from_txid, max_batches, to_txid"):
-            plan_with({name: 3})
-    conf = {"requested_by": "a colleague", "ticket": 4711, "reason": "", "dag_run_conf": None}
-    with caplog.at_level("INFO"), pytest.raises(KeyError):
-        plan_with(conf)
-    assert all(f"Run parameter {name} is ignored" in caplog.text for name in conf)
-
-
-def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG) -> None:
-    for task in flights.tasks:
-        assert task.retry_policy.evaluate(OSError("gone"), 1, 5).action == RetryAction.RETRY
-        assert (task.retries, task.retry_delay, task.max_retry_delay) == (5, timedelta(seconds=5), timedelta(minutes=2))
-    for error in ERRORS:
-        decisions = {task.retry_policy.evaluate(error("wrong"), try_number=1, max_tries=5).action for task in flights.tasks}
-        assert decisions == {RetryAction.FAIL if issubclass(error, errors.PermanentError) else RetryAction.RETRY}, error
 
 
 @pytest.mark.promise("limit:Pipeline.tries")
@@ -206,6 +89,14 @@ def test_a_task_is_tried_as_often_as_its_pipeline_says() -> None:
     assert pauses(OSError("gone"), 1, 2, 3) == [5, 10, None]
     assert pauses(OSError("gone"), 5, 6, 7, max_tries=9) == [5, 10, None]
     assert pauses(errors.BatchRetried("try 1 of 3 failed"), 3) == [10]
+    assert pauses(errors.GuardMismatch("txid 9 is ahead"), 1) == [None]
+
+
+def test_a_misspelt_run_parameter_is_refused_as_the_run_would_take_everything(flights: DAG) -> None:
+    for name in ("max_batch", "txid", "from_tx", "From-Txid", "batchsize", "from"):
+        run = SimpleNamespace(conf={name: 3})
+        with pytest.raises(errors.UsageError, match=rf"{name} is unknown\. There are: from_txid, max_batches, to_txid"):
+            batch_tasks.plan("flights", 4, 9, params={}, run_id="run", dag=flights, dag_run=run)
 
 
 @pytest.fixture
@@ -245,55 +136,16 @@ def _phases(batches: Batches) -> list[tuple[int, str]]:
     return [(batch.txid, batch.phase) for batch in batches.store.batch_statuses(CLICKS.name)]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("committed_before", [True, False])
-def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_its_task(
-    clicks: Batches, *, committed_before: bool
-) -> None:
+@pytest.mark.promise("limit:Pipeline.tries")
+def test_a_batch_is_given_up_by_what_its_content_did_however_its_last_task_ended(clicks: Batches) -> None:
     clicks.plan("run", 3)
-    clicks.seal(3)
-    if committed_before:
-        clicks.seal(1)
-        clicks.commit(1)
-    for _ in range(3):
-        clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
-
-    batch_tasks.report_failure({"ti": _task(), "exception": None})  # killed before it could give the batch up
-
-    if not committed_before:
-        assert _phases(clicks)[1:] == [(2, "failed"), (3, "processed")]
-        assert clicks.store.turn("clicks", 2).given_up
-        clicks.seal(1)
-        _commit(1).execute_complete({"ti": _task(0)})
-    assert _phases(clicks) == [(1, "committed"), (2, "skipped"), (3, "committed")]
-    reason = (clicks.store.batch_history(CLICKS.name, 2).commit or {})["skipped_reason"]
-    assert reason == "it failed in try 3 of 3; at last its task ended: its task was killed in try 6."
-
-
-ENDS: dict[str, tuple[BaseException | None, str]] = {
-    "killed": (None, "its task was killed in try 6."),
-    "timed out": (TimeoutError("AirflowTaskTimeout"), "TimeoutError: AirflowTaskTimeout"),
-    "no api-server": (ConnectionError("api-server is away"), "ConnectionError: api-server is away"),
-    "no Postgres": (errors.StoreUnavailable("Postgres is away."), "STORE_UNAVAILABLE: Postgres is away."),
-    "the ledger": (errors.GuardMismatch("txid 9 is ahead"), "GUARD_MISMATCH: txid 9 is ahead"),
-    "one try of three": (errors.BatchRetried("try 1 of 3 failed"), "BATCH_RETRIED: try 1 of 3 failed"),
-}
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("content_failures", [1, 3])
-def test_the_end_of_a_task_never_gives_a_batch_up(clicks: Batches, content_failures: int) -> None:
-    clicks.plan("run", len(ENDS) + 1)
-    for txid, (error, _) in enumerate(ENDS.values(), start=1):
-        for _ in range(content_failures):
+    for txid, tries in ((1, 3), (2, 1), (3, 3)):
+        for _ in range(tries):
             clicks.store.fail_attempt(clicks.begin(txid), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
-        if content_failures == 3:
-            clicks.store.fail_attempt(clicks.begin(txid), "SPARK_UNAVAILABLE: gone", is_poison=False)
-        batch_tasks.report_failure({"ti": _task(txid - 1), "exception": error})
-
-    *ended, last = clicks.store.batch_statuses(CLICKS.name)
-    assert [(batch.phase, batch.waits_for) for batch in ended] == [("halted", reason) for _, reason in ENDS.values()]
-    assert clicks.store.turn(CLICKS.name, last.txid).halted == f"txid 1 is halted: {ended[0].waits_for}"
+    clicks.store.fail_attempt(clicks.begin(3), "SPARK_UNAVAILABLE: gone", is_poison=False)
+    for position in range(3):
+        batch_tasks.report_failure({"ti": _task(position), "exception": None})
+    assert _phases(clicks) == [(1, "skipped"), (2, "halted"), (3, "halted")]
 
 
 @pytest.mark.parametrize("waits_for", [None, 1], ids=["a halt", "a task that was marked by hand"])
@@ -399,20 +251,6 @@ def test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source(
     assert queued == [("continued_2__run", {})]
 
 
-@pytest.mark.usefixtures("clicks")
-def test_a_plan_warns_of_a_dag_that_does_not_fit_its_pipeline(
-    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (settings.home / "clicks").mkdir()
-    (tmp_path / "clicks.py").write_text((tmp_path / "clicks.py").read_text().replace("tries=3", "tries=7"))
-
-    with pytest.raises(AirflowSkipException, match="Nothing to do"):
-        _plan(concurrency=7)
-
-    assert "declares concurrency=4, its Dag processes 7 batches at once" in caplog.text
-    assert "declares tries=7, its Dag tries at most 6 times: give batch_dag default_args={'retries': 6}" in caplog.text
-
-
 BROKEN = {
     "a folder that is missing": (None, "SOURCE_UNREADABLE: The source folder "),
     "a package that is missing": (
@@ -440,41 +278,10 @@ def test_a_plan_task_that_fails_is_in_the_ledger(clicks: Batches, tmp_path: Path
     assert lag.plan_error.startswith(error)
 
 
-def test_a_failed_task_names_the_page_of_its_error(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(errors.RangeRefused):
-        _plan(from_txid=7)
-    assert "More: tidegate error RANGE_REFUSED" in caplog.text
-
-    clicks.plan("run", 2)
-    clicks.seal(2)
-    for commit in (_commit(2).execute_complete, _commit(2).execute):  # the latter where Airflow starts it in a worker
-        caplog.clear()
-        with pytest.raises(errors.CommitOutOfOrder):
-            commit({"ti": _task(task_id=COMMIT)})
-        assert "More: tidegate error COMMIT_OUT_OF_ORDER" in caplog.text
-    clicks.seal(1)
-    _commit(1).execute({"ti": _task(0, task_id=COMMIT)})
-    assert _phases(clicks) == [(1, "committed"), (2, "committed")]
-
-
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches have no rows: then they are sealed as soon as they are processed."""
     monkeypatch.setattr(Processor, "_stage", lambda self, attempt: self._store.seal(attempt, [], Tracked(0)))
-
-
-def test_processing_succeeds_once_another_attempt_has_sealed_its_batch(
-    clicks: Batches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fenced(processor: Processor, attempt: Attempt) -> None:
-        clicks.seal(attempt.txid)
-        processor._store.seal(attempt, [], Tracked(0))
-
-    monkeypatch.setattr(Processor, "_stage", fenced)
-    clicks.plan("run", 2)
-    clicks.begin(1)
-    _process(2).execute({"ti": _task()})
-    assert _phases(clicks) == [(1, "processing"), (2, "processed")]
 
 
 @pytest.mark.parametrize(
@@ -537,25 +344,7 @@ def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
     assert _phases(clicks) == [(txid, "committed") for txid in range(1, WINDOW + 2)]
 
 
-@pytest.mark.usefixtures("without_spark")
-def test_a_pause_holds_tasks_whose_batches_have_not_begun(clicks: Batches) -> None:
-    clicks.plan("run", 3)
-    clicks.store.fail_attempt(clicks.begin(1), "SPARK_UNAVAILABLE: gone")
-    clicks.store.pause(CLICKS.name, "ann", "the warehouse is moved")
-
-    _process(1).execute({"ti": _task(0)})
-    with pytest.raises(TaskDeferred) as waiting:
-        _process(2).execute({"ti": _task()})
-
-    assert waiting.value.trigger.awaited == "begin"
-    assert _phases(clicks) == [(1, "committed"), (2, "planned"), (3, "planned")]
-    assert not clicks.store.turn(CLICKS.name, 2).begins
-    clicks.store.resume(CLICKS.name, "ann", "it is there")
-    assert clicks.store.turn(CLICKS.name, 2).begins
-    _process(2).execute_begin({"ti": _task()})
-    assert [phase for _, phase in _phases(clicks)] == ["committed"] * 3
-
-
+@pytest.mark.promise("performance:task-that-is-finished-goes-on-with")
 @pytest.mark.usefixtures("without_spark")
 def test_a_task_goes_on_with_batches_that_have_not_begun(clicks: Batches) -> None:
     clicks.plan("run", 5)
@@ -568,23 +357,3 @@ def test_a_task_goes_on_with_batches_that_have_not_begun(clicks: Batches) -> Non
     assert {(attempt["airflow_run_id"], attempt["airflow_try"]) for attempt in ran} == {("run", 6)}
     assert [attempt["airflow_task_id"] for attempt in ran] == [PROCESS, *[f"{PROCESS} of txid 2"] * 2]
     assert ran[2]["owner"] == f"Airflow run, {PROCESS} of txid 2, try 6"
-
-
-def test_a_batch_that_fails_in_another_task_is_left_to_its_own(
-    clicks: Batches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def stage(processor: Processor, attempt: Attempt) -> None:
-        if attempt.txid == 2:
-            raise errors.SourceUnavailable("a.csv is away.")
-        processor._store.seal(attempt, [], Tracked(0))
-
-    monkeypatch.setattr(Processor, "_stage", stage)
-    clicks.plan("run", 3)
-
-    _process(1).execute({"ti": _task(0)})
-
-    assert _phases(clicks) == [(1, "committed"), (2, "failed"), (3, "planned")]
-    assert "clicks 2 is left to its own task: SOURCE_UNAVAILABLE: a.csv is away." in caplog.text
-    with pytest.raises(errors.SourceUnavailable):
-        _process(2).execute({"ti": _task(1)})
-    assert len(clicks.store.batch_history(CLICKS.name, 2).attempts) == 2

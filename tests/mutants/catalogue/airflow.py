@@ -35,6 +35,14 @@ MUTANTS = (
         "return [-store.committed(pipeline) < waits_for-]{+True+}",
         f"{OF_DAG}::test_a_wait_that_ended_in_vain_asks_the_ledger_again_before_it_fails",
     ),
+    TASKS("a-misspelt-run-parameter-takes-everything", "name:batch_dag", "_check_parameters")(
+        "if [-is_like_ours-]{+False+}:",
+        f"{OF_DAG}::test_a_misspelt_run_parameter_is_refused_as_the_run_would_take_everything",
+    ),
+    TRIGGER("a-commit-that-goes-on-is-taken-for-one-that-is-tried-no-more", "I20", "failed_tasks")(
+        "or (state in OVER[- and committing.get(map_index) in OVER-])",
+        f"{OF_TRIGGER}::test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits",
+    ),
     TASKS("a-chain-of-runs-goes-on-past-a-batch-that-is-left-over", "I20", "_check_run_before")(
         "if txid [-> store.committed(pipeline)-]{+< 0+}",
         f"{OF_DAG}::test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source",
