@@ -2,7 +2,6 @@
 
 import io
 import logging
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,6 @@ from tests.batches import Batches
 from tests.conftest import register_pipelines
 from tests.page.pipelines import REGISTERED, write_authors
 from tests.page.users import AUTH_MANAGER, USERS, passwords, token_of
-from tests.relay import Relay
 from tests.servers import shared_template
 from tidegate.page import declared_pipelines, ledger_connection
 from tidegate.stack.components.server_process import wait_until
@@ -35,7 +33,6 @@ PATIENCE_SECONDS = 300
 JWT_SECRET = "the secret of this server's tokens, which has more than 64 bytes as HS512 wants"
 METRICS_TOKEN = "the-token-of-the-tests-Prometheus"
 NO_IDLE_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)  # the server ends them after some seconds
-SMALL_BUFFER = [(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)]  # so that a download waits for its reader
 ACTION = {"X-Tidegate-Action": "1"}
 
 
@@ -43,7 +40,6 @@ ACTION = {"X-Tidegate-Action": "1"}
 class Server:
     settings: Settings
     url: str
-    postgres: Relay
     written: io.StringIO
 
     @property
@@ -113,18 +109,14 @@ def serving(app: FastAPI) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     postgres = servers.Server(stack)
-    home, name, relay = (
-        tmp_path_factory.mktemp("page"),
-        postgres.create_database(shared_template(postgres)),
-        Relay(stack.pg_port),
-    )
+    home, name = tmp_path_factory.mktemp("page"), postgres.create_database(shared_template(postgres))
     for file, content in {"metrics_token": METRICS_TOKEN, "passwords.json": passwords()}.items():
         (home / file).touch(0o600)
         (home / file).write_text(content)
-    settings = replace(stack, pg_database=name, pg_port=relay.port, home=home, metrics_token_file=home / "metrics_token")
+    settings = replace(stack, pg_database=name, home=home, metrics_token_file=home / "metrics_token")
     write_authors(home / "authors")
     register_pipelines(settings, *REGISTERED)
-    made = Server(settings, "", relay, io.StringIO())
+    made = Server(settings, "", io.StringIO())
     of_airflow = {
         "AIRFLOW__CORE__AUTH_MANAGER": AUTH_MANAGER,
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS,
@@ -143,7 +135,6 @@ def server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             yield made
     finally:
         logging.getLogger("tidegate").removeHandler(handler)
-        relay.close()
         postgres.drop_database(name)
 
 
@@ -169,7 +160,7 @@ def visit(server: Server) -> Iterator[Visit]:
     with ExitStack() as opened:
 
         def visitor(name: str | None = None) -> Visitor:
-            transport = httpx.HTTPTransport(limits=NO_IDLE_CONNECTIONS, socket_options=SMALL_BUFFER)
+            transport = httpx.HTTPTransport(limits=NO_IDLE_CONNECTIONS)
             http = opened.enter_context(httpx.Client(base_url=server.url, timeout=400, transport=transport))
             if name:
                 http.cookies.set("_token", token_of(server, name))

@@ -10,10 +10,8 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.routing import Mount, Route
 
-from tests.batches import Batches
 from tests.page.auth_manager import PerDagAuthManager
 from tests.page.conftest import ACTION, JWT_SECRET, Visit, Visitor
-from tests.page.pipelines import ORPHAN
 from tidegate.page.app import create_app
 from tidegate.page.routes import state_routes
 from tidegate.state_store import StateStore
@@ -29,7 +27,6 @@ VALUES = {
 }
 VERBS = ("retry", "skip", "pause", "resume", "replay")
 LOGS_IN = ("/", "/go")  # pages for people: they lead to the login
-POSITIONS = ("{MAP_INDEX}", "-1", "99", "9" * 19)  # of no batch
 
 
 def routes() -> list[tuple[str, str]]:
@@ -56,6 +53,7 @@ def token_of(secret: str, *, expires_in: int = 600) -> str:
     return jwt.encode(claims | {"aud": "apache-airflow", "jti": f"test {now}"}, secret, algorithm="HS512")
 
 
+@pytest.mark.promise("security:user-of-airflow-on-operator-page")
 def test_every_route_asks_for_a_login(visit: Visit) -> None:
     """None, forged, signed by another secret, or expired by the server's own; the only mount is of public files."""
     assert [route.path for route in create_app().routes if isinstance(route, Mount)] == ["/assets"]
@@ -144,6 +142,8 @@ def test_requests_that_another_site_has_made_up_do_nothing(visit: Visit) -> None
         admin.http.post(path, data={"reason": "a form"}, headers={"Sec-Fetch-Site": "cross-site"}),
     ]
 
+    led = admin.get("/go", pipeline="//evil.example/").headers["Location"]
+    assert led == "/tidegate/#/pipelines/%2F%2Fevil.example%2F"
     assert [answer.status_code for answer in forged[:4]] == [403] * 4
     assert forged[4].status_code in (403, 422)
     assert admin.json("/pipelines/clicks")["paused"] is None
@@ -171,46 +171,6 @@ def test_browsers_are_told_what_the_page_may_do(visit: Visit) -> None:
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_files_of_the_front_end_are_served_and_no_others(visit: Visit) -> None:
-    """Their names change with their content, so browsers keep them."""
-    admin = visit("admin")
-    page = admin.get("/").text
-    (script,) = {part.split('"')[0] for part in page.split('src="./')[1:]}
-    answer = visit().get(f"/{script}")
-
-    assert (answer.status_code, "immutable" in answer.headers["Cache-Control"]) == (200, True)
-    for path in ("..%2findex.html", "..%2f..%2fplugin.py", "%2e%2e/%2e%2e/plugin.py", "../../plugin.py%00.js", "/etc/passwd"):
-        refused = visit().get(f"/assets/{path}")
-        assert refused.status_code in (400, 404) or "AirflowPlugin" not in refused.text, path
-        assert "root:" not in refused.text
-
-
-def test_airflows_pages_lead_to_the_batch(visit: Visit, store: StateStore) -> None:
-    batches = Batches(store, ORPHAN)
-    txids = batches.plan("manual__2026-11-25T10:00:00+00:00", 3)
-    run = "manual__2026-11-25T10:00:00+00:00"
-
-    def leads(name: str, **query: object) -> str:
-        answer = visit(name).get("/go", **query)
-        assert answer.status_code == 307
-        return answer.headers["Location"]
-
-    of_pipeline = "/tidegate/#/pipelines/orphan"
-    assert leads("admin", pipeline="orphan") == of_pipeline
-    assert leads("admin", pipeline="orphan", run=run, position="1") == f"{of_pipeline}/batches/{txids[1]}"
-    assert {leads("admin", pipeline="orphan", run=run, position=each) for each in POSITIONS} == {of_pipeline}
-    assert leads("nobody", pipeline="orphan", run=run, position="1") == of_pipeline
-    assert leads("admin", pipeline="//evil.example/") == "/tidegate/#/pipelines/%2F%2Fevil.example%2F"
-
-
-def test_airflow_shows_the_page_in_its_menu_and_on_dags_runs_and_tasks(visit: Visit) -> None:
-    http = visit("admin").http
-    (plugin,) = [each for each in http.get("/api/v2/plugins").json()["plugins"] if each["name"] == "tidegate"]
-
-    assert {view["destination"] for view in plugin["external_views"]} == {"nav", "dag", "dag_run", "task_instance"}
-    assert http.get("/api/v2/plugins/importErrors").json()["total_entries"] == 0
-
-
 @pytest.mark.promise("security:user-who-asks-query")
 def test_queries_are_for_those_who_may_read_all_that_they_read(visit: Visit) -> None:
     for name, mine in {"viewer": ["clicks_of", "of_both"], "clerk": ["clicks_of"], "nobody": []}.items():
@@ -223,19 +183,6 @@ def test_queries_are_for_those_who_may_read_all_that_they_read(visit: Visit) -> 
     assert refused["code"] == "UNKNOWN_QUERY"
     assert refused["message"] == "There is no query of_both that you may ask. Queries: clicks_of."
     assert visit("viewer").json("/queries/of_both")["txids"].keys() == {"clicks", "broken"}
-
-
-def test_a_query_takes_its_arguments_from_the_address(visit: Visit) -> None:
-    viewer, path = visit("viewer"), "/tidegate/api/queries/clicks_of"
-    for given in ({"least": "3", "pages": ["a page", "another"]}, {"least": "3"}):
-        answer = viewer.http.get(path, params=given)
-        assert answer.status_code == 200, answer.text
-        assert [column["name"] for column in answer.json()["columns"]] == ["clicks", "least", "days", "large"]
-        assert answer.json()["rows"] == [["0", 3, None, str(2**60)]]
-    for wrong in ({}, {"least": ["1", "2"]}, {"least": "1", "most": "2"}, {"least": "x"}):
-        answer = viewer.http.get(path, params=wrong)
-        assert answer.status_code == 422, wrong
-    assert answer.json()["message"].startswith("Query clicks_of: argument least is not of type integer: ")
 
 
 @pytest.mark.promise("limit:SECONDS_PER_PART")

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.batches import Batches
 from tests.page.auth_manager import GRANTS
-from tests.page.browsers import dialog_of, focused, needs_chromium, tab_of, tab_to
+from tests.page.browsers import dialog_of, needs_chromium, tab_of
 from tests.page.conftest import Server
 from tests.page.pipelines import CLICKS
 from tidegate.state_store import StateStore
@@ -89,58 +89,11 @@ def test_what_cannot_be_drawn_is_said_and_ends_nothing_else(page: Page) -> None:
     page.get_by_role("button", name="Draw it again").click()
     expect(page.get_by_text("Frozen when the batch was planned")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
+    page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo')); dispatchEvent(new Event('storage'))")
+    expect(page.get_by_text("GMT+9 (2").first).to_be_visible()  # the zone that is chosen in Airflow
 
 
-def test_a_view_that_could_not_be_drawn_is_drawn_again_after_a_while(page: Page) -> None:
-    """Nothing asks for its answer meanwhile, so a better one would never come."""
-    page.clock.install()
-    page.route("**/api/pipelines/clicks", lambda route: route.fulfill(json={}))
-    page.goto(CLICKS_VIEW)
-    expect(page.get_by_role("alert")).to_contain_text("This view cannot be drawn: ")
-    page.unroute("**/api/pipelines/clicks")
-    page.clock.fast_forward(31_000)
-    expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
-    expect(page.get_by_role("alert")).to_have_count(0)
-
-
-def test_a_dialog_at_work_stays_until_its_outcome_is_shown(page: Page) -> None:
-    """A browser closes a dialog when Escape is pressed again and again; the outcome would be lost, and the button dead."""
-    page.goto(CLICKS_VIEW)
-    expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
-    held: list[Route] = []
-    page.route("**/actions/pause", lambda route: held.append(route) if route.request.method == "POST" else route.continue_())
-    dialog = dialog_of(page, "Pause")
-    dialog.get_by_role("textbox").fill("a test")
-    dialog.get_by_role("button", name="Pause", exact=True).click()
-    expect(dialog.get_by_role("button", name="Working")).to_be_visible()
-    for _ in range(4):
-        page.keyboard.press("Escape")
-    expect(dialog).to_be_visible()
-    held[0].fulfill(status=409, json=AWAY)
-    expect(dialog.get_by_role("alert")).to_contain_text("The ledger is away.")
-    page.keyboard.press("Escape")
-    expect(dialog).to_have_count(0)
-    expect(page.get_by_role("button", name="Pause", exact=True)).to_be_focused()
-
-
-def test_the_focus_stays_where_a_reader_put_it_after_an_action(page: Page) -> None:
-    page.goto(CLICKS_VIEW)
-    expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
-    dialog = dialog_of(page, "Pause")
-    dialog.get_by_role("textbox").fill("a test")
-    dialog.get_by_role("button", name="Pause", exact=True).click()
-    expect(dialog.get_by_role("status").first).to_be_focused()
-    tab_to(page, "Close")
-    expect(page.locator("footer ~ .spoken")).to_contain_text("was paused by")
-    assert focused(page) == "Close"
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("button", name="Resume", exact=True).first).to_be_visible()
-    resume = dialog_of(page, "Resume")
-    resume.get_by_role("textbox").fill("a test")
-    resume.get_by_role("button", name="Resume", exact=True).click()
-    expect(page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
-
-
+@pytest.mark.promise("decision:0056")
 def test_a_dialog_that_another_operator_has_overtaken_keeps_focus_and_text(page: Page) -> None:
     page.goto(CLICKS_VIEW)
     expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
@@ -153,12 +106,3 @@ def test_a_dialog_that_another_operator_has_overtaken_keeps_focus_and_text(page:
     page.unroute_all()
     expect(dialog.get_by_role("textbox")).to_have_value("a test")
     expect(dialog.get_by_role("textbox")).to_be_focused()
-
-
-def test_times_are_in_the_zone_that_is_chosen_in_airflow(page: Page) -> None:
-    page.goto(f"{CLICKS_VIEW}/batches/2")
-    page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")
-    page.reload()
-    expect(page.get_by_text("GMT+9 (2").first).to_be_visible()
-    page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Kolkata')); dispatchEvent(new Event('storage'))")
-    expect(page.get_by_text("GMT+5:30 (2").first).to_be_visible()

@@ -8,9 +8,11 @@ METRICS_PY = in_file("tidegate/page/routes/metrics_route.py")
 ACTION_ROUTES = in_file("tidegate/page/routes/action_routes.py")
 BATCH_ROUTES = in_file("tidegate/page/routes/batch_routes.py")
 PIPELINE_ROUTES = in_file("tidegate/page/routes/pipeline_routes.py")
+METRIC_DEFINITIONS = in_file("tidegate/page/routes/metric_definitions.py")
 QUERY_ROUTES = in_file("tidegate/page/routes/query_routes.py")
 
 ACCESS, METRICS = "tests/page/test_access.py", "tests/page/test_metrics.py"
+RULES = "tests/observability/test_rules.py"
 USER, SITE = "security:user-of-airflow-on-operator-page", "security:another-site-in-browser-of-logged-in"
 
 MUTANTS = (
@@ -58,6 +60,19 @@ MUTANTS = (
     ),
     METRICS_PY("a-short-token-opens-the-metrics", "security:reader-of-metrics-endpoint", "read_token")(
         "if len(token) < [-SHORTEST_TOKEN-]{+1+}:", f"{METRICS}::test_a_token_that_others_could_read_opens_nothing"
+    ),
+    METRIC_DEFINITIONS("a-hole-is-measured-as-none", "I9", "(module)")(
+        "lambda p: int([-not -]p.is_whole)", f"{METRICS}::test_the_metrics_are_those_of_the_ledger"
+    ),
+    METRIC_DEFINITIONS("a-metric-of-the-dashboard-has-another-name", "security:reader-of-metrics-endpoint", "(module)")(
+        '"tidegate_acks_[-due-]{+late+}"', f"{RULES}::test_expressions_name_only_metrics_and_labels_that_exist"
+    ),
+    in_file("tidegate/observability/alerts.yml")("a-hole-alerts-nobody", "I9", "(module)")(
+        "tidegate_hole > [-0-]{+1+}", f"{RULES}::test_every_alert_fires_in_its_case_and_none_in_a_quiet_hour"
+    ),
+    ACTION_ROUTES("an-operator-needs-no-reason", "verb:skip", "act")(
+        "[-operator_actions.require_reason(wanted.reason)-]{+wanted.reason+}, wanted.txid",
+        "tests/page/test_ledger.py::test_operators_act_on_the_page_and_the_ledger_knows_them",
     ),
     ANSWERS("the-page-may-stand-in-any-frame", SITE, "(module)")(
         "frame-ancestors [-'self'-]{+*+}", f"{ACCESS}::test_browsers_are_told_what_the_page_may_do"
