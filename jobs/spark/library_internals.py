@@ -1,7 +1,6 @@
-"""Uses of private or undocumented parts of libraries, each with its purpose and the version it was checked with.
+"""Uses of private or undocumented parts of libraries, each with its purpose: an upgrade of PySpark, gRPC or Kafka starts here.
 
-An upgrade of one of these libraries starts here: ``tests/jobs/test_library_internals.py`` fails until `CHECKED` names the new
-version, and checks that each part still exists. Imports are inside functions: declarations must not load pyspark.
+Imports are inside functions: declarations must not load pyspark.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import types as T
     from pyspark.sql.connect.client.core import RpcDeadlines
-
-# Airflow's private name of a task instance is set in `tidegate.airflow_policy`, which does not import this module.
-CHECKED = {"pyspark": "4.3.0", "confluent-kafka": "2.16.1", "grpcio": "1.85.1", "apache-airflow": "3.3.2"}
 
 
 def note_not_streaming(rows: "DataFrame") -> None:

@@ -3,28 +3,32 @@
 All pipelines here skip poison after one try: a failure that is wrongly taken for content would leave rows out at once.
 """
 
+import json
 import os
+import re
 import signal
 import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
+import pyspark
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.connect.session import SparkSession as ConnectSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 
 from tests import steps
 from tests.jobs.conftest import Tables, offenders
 from tests.sources.conftest import Inbox, inbox
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.compute.sessions.session import spark_session
-from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import SettingsInvalid, SparkFailed, TidegateError
+from tidegate.jobs.spark.spark_errors import meaning_of
+from tidegate.state_store import StateStore
+from tidegate.state_store.base.errors import PermanentError, SparkFailed, TidegateError
 
 __all__ = ["inbox"]  # a fixture
 
@@ -80,6 +84,12 @@ def setting(change: Callable[[Any], Any]) -> Callable[[DataFrame], DataFrame]:
     return transform
 
 
+def through_a_view(rows: DataFrame) -> DataFrame:
+    """Go through what would show one batch the rows of another, as they share a session."""
+    rows.createOrReplaceTempView("lines")
+    return rows.sparkSession.sql("SELECT * FROM lines")
+
+
 def deep(rows: DataFrame) -> DataFrame:
     """Add a column so often that the plan is deeper than Python's stack."""
     for _ in range(1500):
@@ -113,6 +123,7 @@ MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
         f"{CODE}.*The transform changes spark.sql.session.timeZone",
     ),
     "the end of the session": (setting(lambda spark: spark.stop()), f"{CODE}.*The transform stops its session"),
+    "a view": (through_a_view, f"{CODE}.*must not go through views or spark.sql"),
     "a deep plan": (deep, f"{CODE}.*nested too deeply. Where it calls withColumn"),
     "os._exit": (lambda _: os._exit(3), f"{CODE}.*The transform failed: SystemExit: 3"),
     "a cancelled wait": (raising(CancelledError()), f"{CODE}.*The transform failed: CancelledError"),
@@ -178,6 +189,23 @@ def test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_
         assert others.range(3).count() == 3
     tables.run(skipping(tables, version=2), "second")
     assert counted(tables, skipping(tables, version=2)) == {"a": 2}
+
+
+@pytest.mark.promise("error:SPARK_FAILED")
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *("AGGREGATE_OUT_OF_MEMORY", "POINTER_ARRAY_OUT_OF_MEMORY", "UNABLE_TO_ACQUIRE_MEMORY"),
+        *("_LEGACY_ERROR_TEMP_2105", "_LEGACY_ERROR_TEMP_2107", "_LEGACY_ERROR_TEMP_2250"),  # the last one is a broadcast's
+    ],
+)
+def test_what_spark_says_when_it_is_out_of_memory_is_known(condition: str) -> None:
+    (jar,) = (Path(pyspark.__file__).parent / "jars").glob("spark-common-utils_*.jar")
+    words = " ".join(json.loads(ZipFile(jar).read("error/error-conditions.json"))[condition]["message"])
+    for attempt, kind in ((1, SparkFailed), (2, PermanentError)):
+        error = meaning_of(PySparkException(re.sub("<[^>]*>", "1", words)), attempt)
+        assert type(error) is kind
+        assert "Spark ran out of memory over this batch (" in str(error)
 
 
 # Spark's processes
@@ -252,17 +280,3 @@ def test_a_worker_that_is_killed_leaves_no_rows_out(inbox: Inbox) -> None:
     pipeline = skipping(inbox, version=2)
     inbox.run(pipeline, "second")
     assert counted(inbox, pipeline) == {"a": 1}
-
-
-def test_a_session_that_failed_is_not_the_active_one_of_its_thread(settings: Settings, tmp_path: Path) -> None:
-    """PySpark keeps a thread's first session as the active one, and would ask it about types in text form for ever."""
-    wrong = tmp_path / "token"
-    wrong.write_text("wrong")
-
-    with (
-        pytest.raises(SettingsInvalid, match="refuses the token"),
-        spark_session(replace(settings, spark_token_file=wrong), "x"),
-    ):
-        pass
-    assert SparkSession.getActiveSession() is None
-    assert ConnectSession._default_session is None

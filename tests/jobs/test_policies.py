@@ -16,7 +16,6 @@ from tests.jobs.conftest import Tables, offenders
 from tests.jobs.test_failures import Held
 from tests.sources.conftest import Inbox, inbox
 from tests.sources.in_process import counted_here
-from tests.store import AirflowTry
 from tests.store import tables as ledger
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
 from tidegate.jobs.compute import batch_attempt
@@ -31,7 +30,6 @@ __all__ = ["counted_here", "inbox"]  # fixtures
 SCHEMA = {"name": "string", "amount": "int"}
 PER_NAME = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})}
 CSV = Files("inbox", format="csv", schema=SCHEMA, glob="*.csv")
-JSON = Files("inbox", format="json", schema=SCHEMA, glob="*.json")
 NOT_NEGATIVE = {"not negative": "amount >= 0"}
 
 
@@ -106,28 +104,6 @@ def test_bad_records_are_set_aside_and_replayed_under_the_rules_of_the_day(
     assert replay(tables, milder) == (4, 7)
     as_owner(sa.delete(ledger.quarantine).where(ledger.quarantine.c.payload.contains("two")))
     assert re.search("SourceChanged: .*7 records were taken out of quarantine .* 6 are there", tables.outcome(milder, 4))
-
-
-def test_bad_lines_of_json_are_set_aside_byte_for_byte(inbox: Inbox) -> None:
-    bad = ['{"name": "b"', '{"name": "c", "amount": "x"}', '{"name": "b", "amount": 2} {"name": "c", "amount": 3}']
-    nul = json.dumps({"name": "a\0b", "amount": 4})
-    inbox.write("1.json", "".join(f"{line}\n" for line in ['{"name": "a", "amount": 1}', *bad, nul]))
-    pipeline = declare(inbox, JSON, on_poison="quarantine")
-    inbox.run(pipeline)
-    assert counted(inbox, pipeline) == {"a": (1, 1)}
-    assert [record["payload"] for record in by_line(inbox) if record["is_raw"]] == bad
-    (parsed,) = (record for record in steps.waiting(inbox.settings) if not record["is_raw"])
-    assert (json.loads(parsed["payload"]), parsed["reason"]) == (json.loads(nul), "column name holds a NUL character")
-
-
-def test_a_column_that_no_state_uses_is_read_and_checked_too(tables: Tables) -> None:
-    tables.write("1.csv", "name,amount\na,1\nb,two\n")
-    lines = {"lines_of": State(key={"name": "text"}, aggregates={"lines": Count()})}
-    strict = declare(tables, states=lines, tracking="off")
-    tables.plan(strict, "run")
-    assert re.search(r"MalformedRecord: .*1\.csv, line 3", tables.outcome(strict))
-    steps.complete(tables.settings, declare(tables, states=lines, tracking="off", on_poison="quarantine"), 1)
-    assert [record["payload"] for record in steps.waiting(tables.settings)] == ["b,two"]
 
 
 # skip
@@ -216,42 +192,6 @@ def test_rows_and_partials_that_are_lost_or_replaced_are_noticed(tables: Tables,
     found["varying"] = tables.outcome(declare(tables, transform=varying, states=two), 2)
     assert offenders(found, {**expected, "varying": f"RowsLost: .*{SUMS}"}) == {}
     assert [steps.history(tables.settings, txid).seals for txid in (1, 2)] == [[], []]
-
-
-def test_the_sums_of_every_stage_are_in_the_ledger(inbox: Inbox) -> None:
-    inbox.write("1.csv", "name,amount\na,1\nb,2\nb,2\n")
-    pipeline = declare(inbox, transform=lambda rows: rows.where("name = 'b'"))
-    inbox.plan(pipeline, "run")
-    task = AirflowTry("manual__1", "batch.process", 2)
-    # Of files, a transform gets rows that are counted only; the safe route hashes all columns.
-    steps.process(inbox.settings, pipeline, 1, owner="test", airflow=task, routing=steps.ROUTINGS["safe"])
-    (attempt,) = steps.history(inbox.settings, 1).attempts
-    assert (attempt["source_rows"], attempt["transformed_rows"]) == (3, 2)
-    assert attempt["transformed_hash_sum"] % 2 == 0  # twice the hash of b
-    assert len({0, None, attempt["transformed_hash_sum"], attempt["source_hash_sum"]}) == 4
-    assert attempt["staged_bytes"] > 0
-    assert (attempt["airflow_run_id"], attempt["airflow_task_id"], attempt["airflow_try"]) == ("manual__1", "batch.process", 2)
-    assert attempt["spark_application"].startswith("local-")
-    assert attempt["spark_tag"] == "tidegate-inbox-1-1"
-    assert attempt["started_at"] <= attempt["staged_at"] <= attempt["sealed_at"]
-
-
-@pytest.mark.soak
-def test_attempts_are_compared_whatever_policy_and_checks_they_had(tables: Tables) -> None:
-    source = Files("inbox", format="csv", schema={"name": "string", "note": "string", "amount": "int"}, glob="*.csv")
-    routings = [steps.ROUTINGS[name] for name in ("shuffled", "safe")]
-    for number in (1, 2):
-        tables.write(f"{number}.csv", "name,note,amount\na,x,10\nc,y,-5\n")
-    ways: list[dict[str, Any]] = [{}, {"on_poison": "quarantine"}, {"on_poison": "quarantine", "check": NOT_NEGATIVE}]
-    tables.plan(declare(tables, source), "run")
-    for way in ways:
-        pipeline = declare(tables, source, **way)
-        for txid, routing in enumerate(routings, start=1):
-            assert tables.outcome(pipeline, txid, routing, mode="restage") == "processed"
-    for txid in (1, 2):
-        steps.commit(tables.settings, pipeline, txid, owner="checked")
-    assert counted(tables, pipeline) == {"a": (2, 20)}
-    assert len(steps.waiting(tables.settings)) == 2
 
 
 # time
@@ -381,23 +321,3 @@ def test_the_source_is_called_after_commits_and_failures(settings: Settings, reg
             run_pipeline(settings, pipeline, run_id=run_id)
         assert acked == [2, 1]
         assert store.awaiting_acks("inbox", 10) == []
-
-
-@pytest.mark.usefixtures("counted_here")
-def test_a_pause_ends_a_local_run_after_what_it_has_begun(settings: Settings, register: Callable[..., None]) -> None:
-    def pausing(rows: Any) -> Any:
-        with StateStore.connect(settings) as store:
-            store.pause("inbox", "ann", "the warehouse is moved")
-        return rows
-
-    pausing.in_process = lambda inputs: pausing(inputs[""])  # type: ignore[attr-defined]
-    pipeline = Pipeline("inbox", FixedBatches([[("a", 1)]] * 3, SCHEMA), PER_NAME, transform=pausing, concurrency=1)
-    register(pipeline)
-    with pytest.raises(PipelinePaused, match="inbox was paused by ann"):
-        run_pipeline(settings, pipeline, run_id="first")
-    with StateStore.connect(settings) as store:
-        assert (store.committed("inbox"), store.in_flight("inbox")) == (1, (0, 2))
-        store.resume("inbox", "ann", "it is there")
-        with pytest.raises(PipelinePaused):
-            run_pipeline(settings, pipeline, run_id="second")
-        assert store.committed("inbox") == 2

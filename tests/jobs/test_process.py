@@ -174,19 +174,6 @@ def frozen_objects(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
 
 
-def test_a_transform_that_goes_through_a_view_is_refused(tables: Tables) -> None:
-    """Batches share a session: a view would show one batch the rows of another."""
-
-    def through_a_view(rows: Any) -> Any:
-        rows.createOrReplaceTempView("lines")
-        return rows.sparkSession.sql("SELECT * FROM lines")
-
-    tables.put_rows(SCHEMA, [("a", 1)])
-    pipeline = tables.declare_over(SCHEMA, PER_NAME, through_a_view)
-    tables.plan(pipeline, "test")
-    assert "must not go through views or spark.sql" in tables.refused(pipeline, DeclarationInvalid)
-
-
 IMPURE: dict[str, Any] = {
     "rand()": lambda rows: rows.where(F.rand() < 0.5),
     "rand() in SQL": lambda rows: rows.selectExpr("*", "Rand( ) AS luck"),

@@ -15,6 +15,7 @@ from tidegate.jobs import (
     CollectSet,
     Count,
     Histogram,
+    History,
     Last,
     Max,
     Min,
@@ -28,7 +29,6 @@ from tidegate.jobs import (
     Variance,
 )
 from tidegate.jobs.windows import Window
-from tidegate.state_store.base.errors import BadKey
 
 SCHEMA = {"name": "string"}
 LINES = {"lines": Count()}
@@ -94,6 +94,16 @@ FEW: dict[str, tuple[list[str], Any, str]] = {
     "an integer row": (["1099511627776L v"], Rows({"v": "integer"}), "Overflow"),
     "an id of rows": (["'not a uuid' v"], Rows({"v": "uuid"}), "MalformedRecord"),
     "NUL in a row": (["concat('a', char(0)) v"], Rows({"v": "text"}), "BadKey"),
+    "a row in no window": (
+        ["CAST(NULL AS timestamp) v"],
+        within(Tumbling("v", "1 day")),
+        r"BadKey.*the event time is NULL in 1 group\(s\)",
+    ),
+    "a version without a time": (
+        ["'x' label", "CAST(NULL AS timestamp) v"],
+        History({"name": "text"}, {"label": "text"}, {"v": "timestamptz"}),
+        "BadKey.*column v of order_by is NULL in 1 version",
+    ),
     "a row in no range": (
         ["CAST(NULL AS bigint) amount"],
         DIVIDED,
@@ -191,19 +201,3 @@ def test_what_cannot_be_kept_refuses_its_batch(tables: Tables, cases: dict[str, 
         found[name] = tables.outcome(pipeline, routing=steps.ROUTINGS["on executors"])
     assert offenders(found, {name: refusal for name, (*_, refusal) in cases.items()}) == {}
     assert steps.history(tables.settings, 1).seals == []
-
-
-def test_the_longest_key_is_kept_and_null_is_not(tables: Tables) -> None:
-    """The rule for lengths does not depend on how well a key compresses."""
-    longest = [f"'{noise(1198)}' name", "7 number", f"'{noise(1198)}' other"]
-    pipeline = tables.declare_over(SCHEMA, PAIR, lambda rows: rows.selectExpr(*longest))
-    tables.put_rows(SCHEMA, [("a",)], [("good",), (None,)])
-    assert tables.plan(pipeline, "test") == [1, 2]
-    steps.complete(tables.settings, pipeline, 1)
-    strict = tables.declare_over(SCHEMA, PAIR, lambda rows: rows.selectExpr("name", "7 number", "name other"))
-    with pytest.raises(BadKey, match="key column name is NULL"):
-        steps.process(tables.settings, strict, 2, owner="test", routing=steps.ROUTINGS["safe"])
-    history = steps.history(tables.settings, 2)
-    assert (history.status.phase, history.seals) == ("halted", [])
-    assert history.attempts[-1]["error"].startswith("BAD_KEY: ")
-    assert len(tables.rows(pipeline)) == 1

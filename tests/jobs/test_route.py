@@ -11,7 +11,7 @@ import pytest
 
 from tests import steps
 from tests.jobs.conftest import Tables
-from tests.store import QUARANTINED, Attempt
+from tests.store import Attempt
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.compute.shortcuts import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose
 from tidegate.jobs.compute.stage.stage_partials import FEW_ROWS
@@ -65,10 +65,6 @@ def test_a_route_follows_from_the_known_facts(
     pipeline: Pipeline, facts: InputFacts, rows_before: dict[str, int], expected: Route
 ) -> None:
     assert choose(pipeline, Attempt("inbox", 1, 1, {"files": []}, rows_before=rows_before), facts) == expected
-
-
-def test_records_from_quarantine_are_followed_one_by_one() -> None:
-    assert choose(PLAIN, Attempt("inbox", 2, 1, {QUARANTINED: 3, "source": None}), ONE_FILE).follows_partials is None
 
 
 # ----------------------------------------------------------------------------- every route, over every kind of column

@@ -1,6 +1,5 @@
 """Transforms that read committed states: the same in every attempt, by key, with the right types, or refused by name."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -9,19 +8,14 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from psycopg2 import sql
 
 from tests import steps
 from tests.integration.conftest import Tally
-from tests.jobs.conftest import Tables, offenders
-from tests.servers import Server
-from tests.store import Attempt, NotStarted, QueriedState, StateRead, Tracked, registration
+from tests.jobs.conftest import Tables
+from tests.store import Attempt, NotStarted, Tracked
 from tidegate.explain.why import explain
 from tidegate.jobs import (
-    ApproxDistinct,
-    ApproxQuantiles,
     Avg,
-    CollectSet,
     Count,
     Files,
     Newest,
@@ -34,8 +28,6 @@ from tidegate.jobs import (
 )
 from tidegate.jobs.compute.batch_attempt import stage_batch
 from tidegate.jobs.compute.sessions.session import spark_session
-from tidegate.jobs.compute.transform.state_query_answers import StateAnswers
-from tidegate.jobs.state_queries import answered_by
 from tidegate.jobs.testing import partials
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import (
@@ -43,8 +35,6 @@ from tidegate.state_store.base.errors import (
     DeclarationInvalid,
     GuardMismatch,
     RangeRefused,
-    SchemaOutOfDate,
-    StoreUnavailable,
 )
 
 PER_NAME = State(
@@ -128,7 +118,6 @@ def test_a_batch_waits_for_the_one_before_and_says_so(tables: Tables, as_owner: 
     )
 
 
-@pytest.mark.soak
 def test_what_has_counted_is_left_out(tables: Tables) -> None:
     new = Rows({"name": "text", "amount": "bigint"})
     pipeline = declare(
@@ -160,7 +149,6 @@ TYPES: dict[str, tuple[str, list[Any]]] = {
 }
 
 
-@pytest.mark.soak
 def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> None:
     names = {f"k{place}": kind for place, kind in enumerate(TYPES)}
     columns = {f"v{place}": kind for place, kind in enumerate(TYPES)}
@@ -193,86 +181,6 @@ def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> 
 
 def plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, memoryview) else value
-
-
-@pytest.mark.soak
-def test_a_state_without_a_key_is_read_too(tables: Tables) -> None:
-    """Its row is beside each row of a batch; an array is text, as Postgres writes it. A state may be queried twice.
-
-    Estimates are derived in the query: what the state's row has may be those of the batch itself.
-    """
-    estimates = {"different": ApproxDistinct("name", "text"), "amounts": ApproxQuantiles("amount", most=1000)}
-    collected = {"all": Sum("amount"), "names": CollectSet("name", "text", most=10)}
-    total = State(aggregates={**collected, **estimates}, kind="opaque")
-
-    def with_total(rows: Any) -> Any:
-        found = state_query(rows, "inbox.total", columns={"all": "all_before", "different": "names_before"})
-        found = state_query(found, "inbox.total", columns={"names": "names", "amounts_p50": "median"})
-        return found.selectExpr("name", "amount", "all_before", "names", "names_before", "CAST(median AS bigint) AS median")
-
-    columns = {"amount": "bigint", "all_before": "bigint", "names": "text", "names_before": "bigint", "median": "bigint"}
-    pipeline = declare(
-        tables, states={"total": total, "log": Rows(columns)}, queries=[StateQuery("inbox.total")], transform=with_total
-    )
-    tables.put_rows(SCHEMA, FIRST, [("a", 4), ("c", 5)])
-    tables.run(pipeline)
-    before = [(1, amount, *[None] * 4) for amount in (1, 2, 3)] + [(2, amount, 6, "{a,b}", 2, 2) for amount in (4, 5)]
-
-    def log() -> list[tuple[Any, ...]]:
-        return sorted(tuple(row[name] for name in ("txid", *columns)) for row in tables.all_rows(pipeline, "log"))
-
-    assert log() == before
-    steps.redo(tables.settings, pipeline, 2, owner="an operator", reason="a test")
-    assert log() == before
-
-
-@pytest.mark.soak
-def test_many_keys_are_looked_up_by_tasks(tables: Tables) -> None:
-    pipeline = declare(
-        tables,
-        states={
-            "per_name": PER_NAME,
-            "known": State(aggregates={"rows": Count(), "found": Count("before"), "sum": Sum("before")}),
-        },
-    )
-    half = 50_000
-    tables.put_rows(
-        SCHEMA, [(f"n{number}", number) for number in range(half)], [(f"n{number}", 1) for number in range(2 * half)]
-    )
-    tables.run(pipeline)
-    (row,) = tables.rows(pipeline, "known")
-    assert (row["rows"], row["found"], row["sum"]) == (3 * half, half, sum(range(half)))
-
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"of": "inbox.other"}, "queries inbox.other, which its pipeline does not declare"),
-    ({"on": []}, "the state's key is name: name all of it"),
-    ({"on": ["amount"]}, "the state's key is name: name all of it"),
-    ({"on": {"name": "nobody"}}, "takes name from column nobody, and the rows have name, amount"),
-    ({"on": {"name": "amount"}}, "its key name is text, column amount of the rows is bigint"),
-    ({"on": "name"}, "a list of columns, or a mapping"),
-    ({"columns": ["sum"]}, "asks for column sum, and the state has name, lines, amount, mean_sum, mean_count, mean, txid"),
-    ({"columns": None}, "a second column amount. Give it another name"),
-    ({"columns": {"lines": "AMOUNT"}}, "a second column AMOUNT"),
-    ({"columns": {"lines": "x", "mean": "X"}}, "a second column x"),
-    ({"how": "outer"}, "use one of left, inner, anti"),
-    ({"how": "anti"}, "it has no columns for them"),
-]
-
-
-def test_a_wrong_query_is_refused_before_anything_runs(tables: Tables) -> None:
-    spec = PER_NAME.spec("per_name")
-    known = {"inbox.per_name": QueriedState(StateRead("inbox.per_name", "previous txid"), spec)}
-    with spark_session(tables.settings, "inbox") as spark, answered_by(StateAnswers(known, 1, {}, 1)):
-        rows = spark.createDataFrame([], "name string, amount bigint")
-        for changes, message in WRONG:
-            query = {"of": "inbox.per_name", "on": ["name"], "columns": ["lines"], **changes}
-            with pytest.raises(DeclarationInvalid, match=re.escape(message)):
-                state_query(rows, **query)
-    pipeline = declare(tables, transform=lambda rows: state_query(rows, "inbox.other", on=["name"]))
-    tables.put_rows(SCHEMA, FIRST)
-    tables.plan(pipeline, "run")
-    assert WRONG[0][1] in tables.refused(pipeline, DeclarationInvalid)
 
 
 @pytest.mark.promise("testing:GivenStates")
@@ -346,39 +254,6 @@ def test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next(
     assert sorted((row["name"], row["amount"], row["before"]) for row in tables.rows(pipeline, "same")) == log
 
 
-def test_a_snapshot_that_is_gone_is_tried_again(tables: Tables, upstream: Callable[[int], None], server: Server) -> None:
-    def end_the_snapshot(rows: Any) -> Any:
-        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND state = 'idle in transaction'"
-        assert server.execute(sql.SQL(ended), [tables.settings.pg_database]) == [(True,)]
-        return state_query(rows, "upstream.up", on=["name"], columns={"amount": "before"})
-
-    states = {"log": Rows({"name": "text", "before": "bigint"})}
-    pipeline = declare(tables, states=states, queries=[latest("upstream.up")], transform=end_the_snapshot)
-    tables.put_rows(SCHEMA, FIRST)
-    (txid,) = tables.plan(pipeline, "run")
-    with pytest.raises(StoreUnavailable, match=r"The snapshot from which state upstream\.up is read is gone"):
-        steps.process(tables.settings, pipeline, txid, owner="test")
-
-
-MISSING = {
-    "nowhere.up": "DeclarationInvalid.*pipeline nowhere is not registered",
-    "upstream.gone": "DeclarationInvalid.*pipeline upstream has no such state with rows by key. It has: up",
-    "upstream.rows": "DeclarationInvalid.*pipeline upstream has no such state with rows by key. It has: up",
-}
-
-
-@pytest.mark.usefixtures("upstream")
-def test_a_state_that_is_not_there_is_named(tables: Tables) -> None:
-    tables.put_rows(SCHEMA, FIRST)
-    found = {}
-    for number, of in enumerate(MISSING):
-        pipeline = declare(tables, queries=[latest(of)], transform=lambda rows, of=of: state_query(rows, of, on=["name"]))
-        if not number:
-            tables.plan(pipeline, "run")
-        found[of] = tables.outcome(pipeline)
-    assert offenders(found, MISSING) == {}
-
-
 def test_rows_that_a_policy_hides_are_not_taken_for_missing(tables: Tables, as_owner: Callable[..., Any]) -> None:
     """Row-level security would hide them from the role of Spark's tasks without an error."""
     pipeline = declare(tables)
@@ -387,31 +262,3 @@ def test_rows_that_a_policy_hides_are_not_taken_for_missing(tables: Tables, as_o
     tables.put_rows(SCHEMA, FIRST)
     tables.plan(pipeline, "run")
     assert "row-level security" in tables.refused(pipeline, AccessRefused)
-
-
-@pytest.mark.soak
-def test_tasks_read_only_what_a_registered_pipeline_queries(
-    tables: Tables, upstream: object, register: Callable[..., None], as_owner: Callable[..., Any], store: StateStore
-) -> None:
-    """Registration grants it, as often as it is repeated; without it, nothing runs."""
-    del upstream
-
-    def readable() -> dict[str, bool | None]:
-        with store.engine.connect() as connection:
-            names = ("up", "per_name", "nothing")
-            return {name: registration.is_readable(connection, name, "tidegate_stager") for name in names}
-
-    pipeline = declare(
-        tables,
-        states={"per_name": PER_NAME},
-        queries=[latest("upstream.up")],
-        transform=lambda rows: state_query(rows, "upstream.up", on=["name"], columns=[]),
-    )
-    assert readable() == {"up": True, "per_name": False, "nothing": None}
-    as_owner(sa.text("REVOKE SELECT ON state.up FROM tidegate_stager"))
-    tables.put_rows(SCHEMA, FIRST)
-    tables.plan(pipeline, "run")
-    assert "may not read state.up of upstream.up, or it does not exist" in tables.refused(pipeline, SchemaOutOfDate)
-    register(pipeline)
-    steps.process(tables.settings, pipeline, 1, owner="test")
-    assert readable()["up"]

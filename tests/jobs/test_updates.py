@@ -86,22 +86,6 @@ def test_what_comes_before_sees_the_states_without_the_batch(shop: Callable[...,
     assert found(flow, TOTALS) == [(1, 0), (2, 2)]
 
 
-def test_an_update_means_the_same_whatever_time_zone_its_process_has(
-    shop: Callable[..., Staged], monkeypatch: pytest.MonkeyPatch, settings: Settings
-) -> None:
-    monkeypatch.setenv("PGTZ", "Asia/Tokyo")
-
-    def update(batch: UpdateBatch) -> None:
-        at = sa.cast(sa.literal("2026-01-01 20:00+00", sa.Text), sa.TIMESTAMP(timezone=True))
-        batch.execute(sa.insert(OUTBOX).from_select(["name"], sa.select(sa.cast(sa.cast(at, sa.Date), sa.Text))))
-
-    spec = shop(update).spec
-    with StateStore.connect(settings) as of_a_worker:  # begun with that zone
-        flow = Staged(of_a_worker, spec)
-        flow.batch(**BATCHES[0])
-        assert [name for name, *_ in found(flow, OUTBOX)] == ["2026-01-01"]
-
-
 def execute(text: str) -> Callable[[UpdateBatch], None]:
     return lambda batch: batch.execute(sa.text(text)) and None
 

@@ -1,18 +1,15 @@
 """Windows over real files through Spark, against plain Python, pandas and DuckDB over the raw rows."""
 
 import random
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
-
-import pytest
 
 from tests import steps
 from tests.jobs.conftest import Tables
 from tests.windows_model import Event, Model
-from tidegate.jobs import Count, Files, Max, Pipeline, Session, Sliding, State, Sum, Tumbling
+from tidegate.jobs import Count, Files, Pipeline, Session, Sliding, State, Sum, Tumbling
 from tidegate.jobs.windows import Window
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import BadKey
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -83,48 +80,3 @@ def recorded(tables_: Tables, pipeline: Pipeline, state: str) -> dict[int, list[
         for row in store.changes(spec):
             found.setdefault(row["txid"], []).append(of_row(row))
     return {txid: sorted(rows, key=repr) for txid, rows in found.items()}
-
-
-@pytest.mark.soak
-def test_a_row_without_a_time_fails_its_batch_or_is_set_aside(tables: Tables) -> None:
-    source = Files("inbox", schema=SCHEMA)
-    window = WINDOWS["sliding"]
-    pipeline = tables.declare(source, states={"per_name": State(**KEYED, window=window)})
-    tables.put_rows(SCHEMA, [("a", 0, 1), ("b", None, 2)])
-    assert tables.refused(pipeline, BadKey, tables.plan(pipeline, "run")[0]).startswith(
-        "State per_name: the event time is NULL in 1 group(s), which are in no window."
-    )
-    tolerant = tables.declare(source, states={"per_name": State(**KEYED, window=window)}, on_poison="quarantine", version=2)
-    tables.run(tolerant, "again")
-    assert [(row["key"], row["events"]) for row in tables.rows(tolerant)] == [("a", 1)] * window.spec.per_piece
-    with StateStore.connect(tables.settings) as store:
-        (record,) = store.quarantined("inbox")
-    assert (record["reason"], record["state"]) == ("time column at is NULL", None)
-
-
-def test_times_without_a_zone_and_days(tables: Tables) -> None:
-    times = [datetime(2026, 3, 29, hour, minute) for hour in (0, 2, 3, 23) for minute in (0, 59)]
-    schema = {"at": "timestamp_ntz", "day": "date"}
-    state = State(
-        aggregates={"events": Count(), "last": Max("at", "timestamp")}, window=Tumbling("at", "1 day", type="timestamp")
-    )
-    bare = State(window=Session("at", "1 hour", type="timestamp"))
-    pipeline = tables.declare_over(schema, None, states={"per_name": state, "bare": bare})
-    tables.put_rows(schema, [(time, date(2026, 3, 29)) for time in times])
-    tables.run(pipeline)
-    # Without aggregates, a session is when it began and ended.
-    assert [(row["window_start"], row["last_event"]) for row in tables.rows(pipeline, "bare")] == [
-        (times[0], times[1]),
-        (times[2], times[5]),
-        (times[6], times[7]),
-    ]
-    assert tables.rows(pipeline) == [
-        {
-            "window_start": datetime(2026, 3, 29),
-            "window_end": datetime(2026, 3, 30),
-            "last_event": times[-1],
-            "corrections": 0,
-            "events": len(times),
-            "last": times[-1],
-        }
-    ]

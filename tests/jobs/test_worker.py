@@ -1,6 +1,5 @@
 """Plan, process and commit may be repeated, interrupted or late, and follow each other in runs without Airflow."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,8 +13,6 @@ from tests.acceptance.conftest import SALES as DECLARED
 from tests.acceptance.conftest import clean_state, stored_state, write_sales
 from tests.sources.in_process import counted_here
 from tests.store import Commit, state_tables, tables
-from tidegate.jobs.compute.sessions.session import spark_session
-from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.engine.processing import Done, Processed
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
@@ -52,35 +49,6 @@ def commit(settings: Settings, txid: int) -> Commit:
 
 
 # ------------------------------------------------------------------------------------------------------------- plan
-
-
-def test_each_ledger_has_a_spark_session_of_its_own(settings: Settings) -> None:
-    ledgers = (settings, settings, replace(settings, pg_database="another"), replace(settings, pg_host="another"))
-    found = []
-    for ledger in ledgers:
-        with spark_session(ledger, "inbox") as session:
-            found.append(session.session_id)
-    assert found[0] == found[1]
-    assert len(set(found)) == 3
-
-
-@pytest.mark.usefixtures("counted_here")
-def test_a_run_takes_left_over_batches_first_and_always_gets_the_same_plan(settings: Settings) -> None:
-    def plan(run_id: str, **limits: int) -> list[int]:
-        return steps.plan(settings, SALES, run_id=run_id, **limits)
-
-    assert plan("one", max_batches=1) == plan("again", max_batches=1) == [1]
-    with StateStore.connect(settings) as store:
-        assert store.last_opened("inbox").txid == 1
-    assert plan("both", max_batches=2) == [1, 2]
-    write_sales(settings.home, "05", "06")
-    assert plan("both") == [1, 2]
-    assert plan("second") == plan("second") == [1, 2, 3]
-    commit(settings, 1)
-    # A range covers its txids that have not committed, and may end beyond the source's data.
-    assert plan("a", from_txid=1, to_txid=2) == [2]
-    assert plan("b", from_txid=2, to_txid=9) == [2, 3]
-    assert plan("c", from_txid=1, to_txid=1) == []
 
 
 @pytest.mark.promise("error:RANGE_REFUSED")
@@ -202,38 +170,3 @@ def test_lost_or_damaged_staging_is_staged_again(settings: Settings) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- runs without Airflow
-
-
-def test_a_run_commits_everything_in_order(settings: Settings) -> None:
-    """Batches are planned first, processed in parallel, committed in order, each however long the next one takes.
-
-    A second run does nothing: no txid, no commit.
-    """
-    write_sales(settings.home, "05")
-    events: list[tuple[int, str]] = []
-    first_has_committed, waited = threading.Event(), []
-
-    def progress(txid: int, event: str) -> None:
-        events.append((txid, event))
-        if (txid, event) == (1, "committed"):
-            first_has_committed.set()
-        if (txid, event) == (2, "processed"):
-            waited.append(first_has_committed.wait(timeout=60))
-
-    result = run_pipeline(settings, SALES, run_id="run", progress=progress)
-
-    assert waited == [True]
-    assert result.txids == [commit.txid for commit in result.commits] == [1, 2, 3]
-    assert [txid for txid, event in events if event == "committed"] == [1, 2, 3]
-    assert [event for _, event in events[:3]] == ["planned"] * 3
-    assert all(events.index((txid, "processed")) < events.index((txid, "committed")) for txid in result.txids)
-    assert stored_state(settings, SALES) == clean_state(settings.home)
-    again = run_pipeline(settings, SALES, run_id="second")
-    assert (again.txids, again.commits) == ([], [])
-
-
-def test_a_run_that_cannot_begin_ends_at_once(settings: Settings) -> None:
-    with pytest.raises(RangeRefused, match="txid 1 would be left out"):
-        run_pipeline(settings, SALES, run_id="run", from_txid=2)
-    with pytest.raises(SparkUnavailable, match="Start it: tidegate up"):
-        run_pipeline(replace(settings, spark_remote="sc://127.0.0.1:9"), SALES, run_id="run")

@@ -166,3 +166,12 @@ def test_many_rows_are_found_at_once_and_an_unchanged_state_is_not_sent_again(se
     assert admin.http.get(path, headers={"If-None-Match": '"another"'}).status_code == 200
     for wrong in ({"keys": [["a"]]}, {"keys": [["a", "no date"]]}, {"keys": [["a", "2026-01-01"]] * 1001}, {}):
         assert admin.http.post(path, json=wrong).status_code == 422, wrong
+
+
+def test_rows_without_a_key_have_their_place(server: Server, admin: Visitor) -> None:
+    keys = [(page, shop) for page in ("", "a", None) for shop in (1, 2, None)]
+    rows = [(page, shop, number, None, None, number) for number, (page, shop) in enumerate(keys, start=1)]
+    write_rows(server.settings, "orphan", "per_orphan", rows)
+    for limit in (1, 2):
+        found = browsed(admin, "/pipelines/orphan/states/per_orphan/rows", "rows", limit)
+        assert [tuple(row[:2]) for row in found] == keys

@@ -30,7 +30,7 @@ MUTANTS = (
     ),
     SPARK_ERRORS("a-broadcast-without-memory-is-tried-as-often-as-any", "error:SPARK_FAILED", "(module)")(
         "|[-[Nn]ot?-]{+not+} enough memory (to|for) [a-z ]+",
-        "tests/jobs/test_library_internals.py::test_what_spark_says_when_it_is_out_of_memory_is_known",
+        "tests/jobs/test_failures.py::test_what_spark_says_when_it_is_out_of_memory_is_known",
     ),
     TEXT("a-record-without-an-end-is-held-in-memory", "limit:MAX_RECORD_BYTES", "_Splitter.feed")(
         "            if [-not end-]{+final+}:\n",

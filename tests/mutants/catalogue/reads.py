@@ -34,6 +34,10 @@ MUTANTS = (
         STATE_ROWS,
         "tests/page/test_ledger.py::test_rows_come_as_they_are",
     ),
+    ROWS("a-page-has-no-rows-of-which-a-key-is-null", "I17", "_parts_after")(
+        "[-yield [*same, columns[position].is_(None)]-]{+pass+}",
+        "tests/page/test_ledger.py::test_rows_without_a_key_have_their_place",
+    ),
     DATABASE("a-reader-s-snapshot-is-not-one", "I17", "Database._snapshot")(
         'isolation_level="[-REPEATABLE READ-]{+READ COMMITTED+}"',
         "tests/integration/test_queries.py::test_an_answer_is_of_one_moment",

@@ -112,6 +112,22 @@ MUTANTS = (
         "tests/integration/test_decisions.py"
         "::test_a_rebuild_that_has_all_batches_and_lacks_a_commit_does_not_take_its_pipelines_place",
     ),
+    REBUILDS_PY("a-rebuild-goes-on-for-another-declaration", "I24", "_check_same")(
+        "if known.fingerprint [-!= rebuild.fingerprint-]{+is None+}:",
+        f"{REBUILDS}::test_a_declaration_that_changes_during_its_rebuild_needs_another_version",
+    ),
+    REBUILDS_PY("a-rebuild-runs-an-authors-update-again", "I24", "_why_never")(
+        "if state.updates{+ and not state+}:",
+        f"{REBUILDS}::test_what_would_count_twice_or_see_other_states_is_not_rebuilt",
+    ),
+    REBUILDS_PY("a-reader-gets-other-states-unnoticed", "I24", "_why_never")(
+        "if spec.name in other.read_pipelines{+ and not spec+}:",
+        f"{REBUILDS}::test_what_would_count_twice_or_see_other_states_is_not_rebuilt",
+    ),
+    REBUILDS_PY("a-rebuilt-state-is-open-to-every-reader", "I24", "begin")(
+        "[-rebuild_swap.hide(connection, spec, rebuild)-]{+pass+}",
+        f"{REBUILDS}::test_who_may_not_read_a_state_may_not_read_what_is_rebuilt",
+    ),
     REBUILDS_PY("a-rebuild-processes-what-was-skipped", "I24", "follow_decisions")(
         "skipped[- = _skip(connection, spec, first, last-]{+: set[int] = set(+})",
         f"{REBUILDS}::test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again",
