@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
-from pyspark.sql.connect.window import Window
 
 from tests import steps
 from tests.jobs.conftest import Tables
@@ -180,11 +179,8 @@ IMPURE: dict[str, Any] = {
     "current_timestamp()": lambda rows: rows.withColumn("at", F.current_timestamp()),
     "current_date() in SQL": lambda rows: rows.where("date'2024-01-01' < current_date"),
     "monotonically_increasing_id()": lambda rows: rows.withColumn("id", F.monotonically_increasing_id()),
-    "uuid() in SQL": lambda rows: rows.groupBy("name").agg(F.max(F.expr("uuid()")).alias("name2")),
     "limit()": lambda rows: rows.where("amount > 0").limit(1),
     "sample()": lambda rows: rows.sample(0.5, 1),
-    "sampleBy()": lambda rows: rows.sampleBy("name", {"a": 0.5}, seed=1),
-    "zipWithIndex()": lambda rows: rows.zipWithIndex(),
     "uuid()": lambda rows: rows.withColumn("id", F.call_function("uuid")),
     "rand() in SQL of a session": lambda rows: rows.sparkSession.sql("SELECT rand() AS luck FROM {rows}", rows=rows),
     "sample() in SQL": lambda rows: rows.sparkSession.sql("SELECT * FROM {r} TABLESAMPLE (5 ROWS)", r=rows),
@@ -195,10 +191,7 @@ CHOOSING: dict[str, Any] = {
     "limit() of sorted rows": lambda rows: rows.sort("amount").limit(1),
     "limit() in SQL": lambda rows: rows.sparkSession.sql("SELECT * FROM {rows} LIMIT 1", rows=rows),
     "first()": lambda rows: rows.groupBy("name").agg(F.first("amount")),
-    "any_value() in SQL": lambda rows: rows.groupBy("name").agg(F.expr("any_value(amount)")),
     "collect_list()": lambda rows: rows.groupBy("name").agg(F.concat_ws(",", F.collect_list("amount"))),
-    "row_number()": lambda rows: rows.withColumn("place", F.row_number().over(Window.partitionBy("name").orderBy("amount"))),
-    "mode()": lambda rows: rows.groupBy("name").agg(F.mode("amount")),
 }
 
 
