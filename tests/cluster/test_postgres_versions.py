@@ -19,7 +19,6 @@ CHOSEN = (
     "tests/integration/test_ordered_commit.py",
     "tests/integration/test_commit_ready.py",
     "tests/integration/test_attempts.py",
-    "tests/integration/test_histories.py",
     "tests/integration/test_measures.py",
     "tests/integration/test_checks.py",
     "tests/conformance",

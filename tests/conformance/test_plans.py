@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from psycopg2 import sql
 
 from tests import steps
 from tests.acceptance.conftest import SALES, write_sales
 from tests.conformance.conftest import Stream
-from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import as_role, waiting
-from tests.servers import Server
 from tests.store import Lag, registration, tables
 from tidegate import migrations
 from tidegate.jobs import Pipeline
@@ -23,13 +20,10 @@ from tidegate.jobs.sources import Coordinator
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
     DeclarationChanged,
-    PipelinePaused,
     RangeExpired,
-    RangeRefused,
     SchemaOutOfDate,
     SourceUnavailable,
     SourceUnreadable,
-    UnknownPipeline,
 )
 
 __all__ = ["as_role", "waiting"]  # fixtures
@@ -141,47 +135,9 @@ def test_the_first_of_a_row_of_failures_dates_it_and_the_newest_says_why(setting
     assert row(settings).succeeded == 1
 
 
-class TimedOut(BaseException):
-    """As Airflow's timeout of a task: no Exception."""
-
-
-@pytest.mark.parametrize(
-    ("error", "kept"),
-    [
-        (ValueError("an author's\nsource"), "ValueError: an author's\nsource"),
-        (RangeExpired("a NUL \0 and \udcff"), "RANGE_EXPIRED: a NUL \\0 and \\udcff"),
-        (ExceptionGroup("two inputs", [OSError("a"), OSError("b")]), "ExceptionGroup: two inputs (2 sub-exceptions)"),
-        (TimedOut("Timeout, PID: 1"), "TimedOut: Timeout, PID: 1"),
-        (SystemExit(3), "SystemExit: 3"),
-        (ValueError("x" * 3_000_000), f"ValueError: {'x' * 3_000_000}"),
-    ],
-    ids=["author", "unstorable", "group", "timeout", "exit", "long"],
-)
-def test_every_error_is_kept_as_those_of_attempts_are(settings: Settings, error: BaseException, kept: str) -> None:
-    with pytest.raises(type(error)) as raised:
-        steps.plan(settings, raising(error), run_id="run")
-    assert raised.value is error
-    assert status(settings).plan_error == kept
-
-
-def test_a_plan_that_is_refused_has_not_failed(settings: Settings) -> None:
-    """For its range, because of a pause, because of its name, or since a person stops it."""
-    before = row(settings)
-    with pytest.raises(RangeRefused):
-        steps.plan(settings, ASKED, run_id="run", from_txid=7)
-    with pytest.raises(UnknownPipeline):
-        steps.plan(settings, "askd", run_id="run")
-    fail(settings, raising(KeyboardInterrupt()), error=KeyboardInterrupt)
-    with StateStore.connect(settings) as store:
-        store.pause("asked", "ann", "for a while")
-        fail(settings, raising(NOT_THERE), error=PipelinePaused)
-        store.resume("asked", "ann", "over")
-
-        def pause(_txid: int) -> None:
-            store.pause("asked", "ann", "while a plan is at work")
-
-        fail(settings, asking(pause), error=PipelinePaused)
-    assert row(settings) == before
+def test_an_error_that_postgres_cannot_store_is_escaped(settings: Settings) -> None:
+    fail(settings, raising(RangeExpired("a NUL \0 and \udcff")), error=RangeExpired)
+    assert status(settings).plan_error == "RANGE_EXPIRED: a NUL \\0 and \\udcff"
 
 
 def test_a_declaration_that_is_not_registered_fails_where_there_is_something_new(settings: Settings) -> None:
@@ -237,58 +193,3 @@ def test_an_older_plan_that_fails_does_not_hide_a_newer_success(settings: Settin
 
 
 # -- the record itself -------------------------------------------------------------------------------------------------
-
-
-def test_a_crash_at_every_statement_of_a_failing_plan_leaves_all_of_the_record_or_nothing(settings: Settings) -> None:
-    deaths = EachPoint()
-    while True:
-        try:
-            with deaths.armed(), pytest.raises(SourceUnreadable):
-                steps.plan(settings, raising(NOT_THERE), run_id="crashing")
-        except Crash:
-            assert row(settings).failed in (0, 1)
-            fail(settings, raising(NOT_THERE), "again")
-            assert row(settings).failed in (1, 2)
-            steps.plan(settings, ASKED, run_id=f"after crash {len(deaths.points)}")
-            assert row(settings).failed == 0
-        else:
-            break
-    assert len(deaths.points) >= 2
-    assert any("UPDATE tidegate.plan" in point for point in deaths.points)
-
-
-def test_the_plans_own_error_is_raised_where_it_cannot_be_recorded(
-    settings: Settings, server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    name = sql.Identifier(settings.pg_database)
-
-    def away(_txid: int) -> None:
-        server.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
-        statement = sql.SQL("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s")
-        server.execute(statement, [settings.pg_database])
-        raise NOT_THERE
-
-    try:
-        fail(settings, asking(away))
-    finally:
-        server.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
-    assert "the failure of its plan is not recorded in the ledger" in caplog.text
-    assert row(settings).failed == 0
-
-    caplog.clear()
-    impatient = replace(settings, lock_timeout_seconds=1)
-    with migrations.connected(settings) as connection:
-        connection.execute(sa.select(tables.plan.c.failed).with_for_update())
-        fail(impatient, raising(NOT_THERE))
-    assert "a lock timeout" in caplog.text
-
-
-def test_a_long_migration_does_not_hold_up_a_plan(settings: Settings) -> None:
-    """It locks the pipeline's row and the cursor for as long as it makes a table again; how plans end is in another row."""
-    impatient = replace(settings, lock_timeout_seconds=1)
-    with migrations.connected(settings) as connection:
-        connection.execute(sa.select(tables.pipeline).with_for_update())
-        connection.execute(sa.select(tables.cursor).with_for_update())
-        assert steps.plan(impatient, ASKED, run_id="one") == []
-        fail(impatient, raising(NOT_THERE))
-    assert (row(settings).succeeded, row(settings).failed) == (1, 1)

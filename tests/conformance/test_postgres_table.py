@@ -10,6 +10,7 @@ from tidegate.state_store import Settings
 FEED_OF = {"transactional": "PostgresTable by key", "opaque": "PostgresTable by time"}
 
 
+@pytest.mark.promise("I11", "I12")
 @pytest.mark.parametrize("kind", FEED_OF)
 def test_a_table_keeps_its_promises(settings: Settings, kind: str) -> None:
     with spark_session(settings, "conformance") as spark:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +13,6 @@ import sqlalchemy as sa
 
 from tests import steps
 from tests.conformance.conftest import Flow, Stream
-from tests.crashes import Crash, EachPoint
-from tests.integration.conftest import until
 from tests.store import PipelineSpec, Redo, merge_into_states, pruning, range_partitions
 from tidegate.jobs import Avg, Changes, Newest, Pipeline, State, Sum
 from tidegate.jobs.sources import changes as changes_source
@@ -259,46 +256,6 @@ def test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces(totals: Callab
     assert flow.parts() == {"6": [7]}
     actions = as_tables_are(flow, "SELECT txid FROM tidegate.operator_action WHERE action = 'prune' ORDER BY acted_at")
     assert actions == [(1,), (2,), (4,), (4,), (3,), (6,)]
-
-
-def test_a_crash_at_any_statement_of_a_removal_loses_nothing_that_is_kept(totals: Callable[..., Totals]) -> None:
-    flow = totals(FEW)
-    deaths = EachPoint()
-    is_done = False
-    with patch.object(pruning, "ROWS_AT_ONCE", 2), patch.object(range_partitions, "MOST_AT_ONCE", 1):
-        while not is_done:
-            done = flow.store.committed("shop")
-            for batch in BATCHES:
-                flow.merge(batch)
-            up_to = done + 4
-            try:
-                with deaths.armed():
-                    flow.prune(up_to)
-                is_done = True
-            except Crash:
-                flow.die()
-                pruned = flow.store.pruned_txid(flow.spec.states[0])
-                assert done <= pruned <= up_to
-                assert flow.changes() == flow.model.changes(pruned), deaths.points
-                flow.prune(up_to)
-            flow.check(up_to)
-            flow.prune(up_to + 2)
-    for step in ("LOCK TABLE ONLY", "DROP TABLE", "WITH removed AS", "UPDATE tidegate.state_table", "after COMMIT"):
-        assert any(step in point for point in deaths.points), f"no crash was injected at {step}: {deaths.points}"
-
-
-def test_a_reader_that_has_only_the_table_is_waited_for(totals: Callable[..., Totals]) -> None:
-    flow = totals()
-    for number in range(9):
-        flow.merge({"a": number})
-    waits = "SELECT pid FROM pg_locks WHERE NOT granted AND relation = 'state.total_changes'::regclass"
-    with ThreadPoolExecutor(1) as thread:
-        with holding(flow, "BEGIN; LOCK TABLE ONLY state.total_changes IN ACCESS SHARE MODE") as reader:
-            removing = thread.submit(flow.prune, 8)
-            until(lambda: as_tables_are(flow, waits))
-            reader.execute("SELECT count(*) FROM state.total_changes")
-            assert reader.fetchone() == (9,)
-        assert len(removing.result().partitions) == 8
 
 
 def test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused(

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from tests.conformance.conftest import AGGREGATES as EVERY_AGGREGATE
 from tests.conformance.conftest import Flow, Stream, fold, partial
-from tests.crashes import Crash, EachPoint
 from tests.store import (
     Attempt,
     LedgerReader,
@@ -252,42 +251,6 @@ def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(windo
     assert any(row[-1] > 1 for row in f.found())
 
 
-def test_a_crash_at_any_statement_of_a_commit_leaves_windows_as_a_clean_run_does(windows: Begin) -> None:
-    declared: dict[str, Window] = {
-        "per_key": Session("at", "30 minutes", final_after="1 hour", emit_final=True, keep="3 hours"),
-        "sliding": Sliding("at", "1 hour", "30 minutes", final_after="1 hour", emit_final=True, keep="90 minutes"),
-    }
-    key = {"key": "text"}
-    states = {name: State(key=key, aggregates=AGGREGATES, window=window) for name, window in declared.items()}
-    f, _ = windows(Pipeline("windows", Stream("transactional"), states))
-    models = {name: Model(window.spec) for name, window in declared.items()}
-    deaths = EachPoint()
-    is_done = False
-    while not is_done:
-        txid = f.open_batch()
-        now = txid * 40 * MINUTE
-        # One event that joins two sessions, one that is too late, and some that go on.
-        times = [("a", now), ("a", now + 31 * MINUTE), ("a", now - 20 * MINUTE), ("b", now - 4 * HOUR), ("b", now)]
-        batch = [(key, time, number) for number, (key, time) in enumerate(times)]
-        f.finish_events(f.start(txid), batch)
-        try:
-            with deaths.armed():
-                f.commit(txid)
-            is_done = True
-        except Crash:
-            f.die()
-            f.commit(txid)
-        for name, model in models.items():
-            model.add(batch)
-            assert f.found(name) == model.rows(), deaths.points
-            assert f.late(txid, name) == model.late[-1], deaths.points
-            assert f.emitted(name) == model.recorded(), deaths.points
-    assert all(any(model.late) for model in models.values())
-    expected = ["WITH judged", "INSERT INTO tidegate.quarantine", "INSERT INTO state.sliding", "INSERT INTO tidegate.watermark"]
-    for step in (*expected, "INSERT INTO state.per_key_final", "DELETE FROM state.sliding", "after COMMIT"):
-        assert any(step in point for point in deaths.points), f"no crash was injected at {step}: {deaths.points}"
-
-
 def test_a_redo_takes_back_windows_watermark_and_what_became_final(windows: Begin) -> None:
     window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True, keep="1 hour")
     f, model = windows(declare(window, source="opaque", kind="opaque"))
@@ -409,18 +372,6 @@ def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
     assert sorted({row[1] // HOUR for row in f.found()}) == list(range(4, 10))
     assert progress
     assert f.store.event_time(f.spec.states[0]) == replace(progress, txid=txid, late=1)
-
-
-def test_changes_of_an_opaque_window_add_up_to_it(windows: Begin) -> None:
-    f, _ = windows(declare(Sliding("at", "1 hour", "30 minutes"), kind="opaque", changes=True))
-    for batch in batches_of(4, events_of(4, 30)):
-        f.count(batch)
-    sums: dict[tuple[str, int], int] = {}
-    for change in f.store.changes(f.spec.states[0]):
-        key = (change["key"], microseconds(change["window_start"]))
-        sums[key] = sums.get(key, 0) + change["amount"] - (change["previous_amount"] or 0)
-        assert change["corrections"] >= (change["previous_corrections"] or 0)
-    assert sums == {(row[0], row[1]): row[5] for row in f.found()}
 
 
 def test_a_session_of_another_writer_stops_the_commit(windows: Begin) -> None:

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
-import psutil
-import psycopg2
 import pytest
 
 from tests.integration.conftest import IN_COMMIT, TALLY, WAITS, Execute, Tally, holding, until
@@ -145,11 +143,3 @@ def test_a_migration_whose_process_is_stopped_is_given_up(settings: Settings, mo
         backend = connection.connection.driver_connection.info.backend_pid
         with stopped(backend):
             connection.exec_driver_sql("SELECT 1")
-
-
-def test_a_connection_that_is_refused_is_closed_at_once(settings: Settings) -> None:
-    """Although its error is kept: the server's process would wait for a password until its time for that is over."""
-    with pytest.raises(psycopg2.OperationalError) as kept:
-        connect({**settings.conninfo(), "password": "wrong", "require_auth": "md5"})
-    opened = {each.raddr.port for each in psutil.Process().net_connections() if each.status == "ESTABLISHED" and each.raddr}
-    assert settings.pg_port not in opened, kept

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import psycopg2
 import pytest
-import sqlalchemy as sa
 
 from tests.integration.conftest import Execute, Tally, contents, frozen, refused, until
 from tests.store import MAX_METADATA_BYTES, MAX_TXID, STAGING_DROPS_PER_PLAN, BatchInput, NotStarted, Tracked, registration
@@ -80,20 +79,6 @@ def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Sett
 
 
 # metadata
-
-
-def test_an_attempt_starts_in_a_few_statements(tally: Tally) -> None:
-    tally.plan(2)
-    tally.process(1)
-    statements: list[str] = []
-    sa.event.listen(
-        tally.store.engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: statements.append(statement)
-    )
-
-    for mode, most in (("first", 12), ("take over", 12), ("first", 3)):
-        statements.clear()
-        tally.store.start_attempt(tally.spec, 2, "test", mode=mode)
-        assert len(statements) <= most
 
 
 FROZEN = frozen(1)[0]
@@ -392,16 +377,3 @@ def seen_batch(txid: int) -> BatchInput:
 def _register(settings: Settings, spec: object) -> None:
     with migrations.connected(settings) as connection:
         assert registration.register(connection, spec)
-
-
-def test_a_message_that_postgres_cannot_store_is_escaped(tally: Tally) -> None:
-    message, stored = "a\udcff.csv, line 1: the header is 'na\0me'.", "a\\udcff.csv, line 1: the header is 'na\\0me'."
-    tally.plan(2)
-    for txid in (1, 2):
-        tally.store.fail_attempt(tally.start(txid), message, is_poison=True)
-    tally.store.halt_batch("tally", 1, message)
-    assert tally.store.give_up("tally", 2, "the pipeline's policy", message)
-
-    assert tally.store.batch_history("tally", 1).attempts[0]["error"] == stored
-    assert tally.store.turn("tally", 1).halted == f"txid 1 is halted: {stored}"
-    assert stored in str(tally.store.batch_statuses("tally")[1].waits_for)

@@ -93,19 +93,6 @@ def test_batches_outside_the_window_are_not_begun(tally: Tally) -> None:
     tally.start(3)
 
 
-def test_another_process_is_at_work_until_its_attempt_ends(tally: Tally, other: OtherProcess) -> None:
-    tally.plan(3)
-    assert not tally.store.is_in_work("tally", 1)
-    attempts = [other.start(txid) for txid in (1, 2)]
-    tally.start(3)
-    assert [tally.store.is_in_work("tally", txid) for txid in (1, 2, 3)] == [True, True, False]  # txid 3: of this process
-
-    tally.store.seal(attempts[0], [], Tracked(0))
-    tally.store.fail_attempt(attempts[1], "SPARK_FAILED: gone")
-
-    assert not any(tally.store.is_in_work("tally", txid) for txid in (1, 2))
-
-
 @pytest.mark.parametrize("end", ["killed", "suspended"])
 def test_a_process_that_is_gone_holds_nobody_up(tally: Tally, other: OtherProcess, as_owner: AsOwner, end: str) -> None:
     tally.plan(1)

@@ -8,11 +8,11 @@ import sqlalchemy as sa
 
 from tests.conformance.conftest import Flow, Stream
 from tests.integration.conftest import refused
-from tests.store import Tracked, commit_checks
+from tests.store import Tracked
 from tidegate.jobs import Check, Count, Pipeline, Rows, State
 from tidegate.jobs.checks import Finds, between, like_before, no_nulls, unique
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import CheckFailed, DeclarationInvalid
+from tidegate.state_store.base.errors import CheckFailed
 
 Word = tuple[str | None, int]
 
@@ -125,57 +125,6 @@ def known(batch: Any) -> Any:
     return sa.select(brought).where(brought.c.word.in_(sa.select(counted.c.word)))
 
 
-def test_what_was_set_aside_stays_the_same_once_the_batch_is_merged(words: Callable[..., Words], settings: Settings) -> None:
-    """The other checks look at all that counts, even if the first check would find it now, in the state with the batch."""
-    many = Check(lambda batch: sa.select(batch.partials("counted")).where(sa.text("lines > 2")))
-    flow = words(known=Check(known, "quarantine", of="counted"), many=many)
-    flow.finish_words(1, [("a", 1), ("b", 1)])
-    flow.commit(1)
-    flow.finish_words(2, [("a", 1), ("c", 1), ("c", 2), ("c", 3)])
-    with refused(settings, CheckFailed, match="word=c, lines=3"):
-        flow.commit(2)
-    flow.finish_words(2, [("a", 1), ("c", 1)], mode="restage")
-    flow.commit(2)
-    assert [(row["word"], row["lines"], row["txid"]) for row in sorted(flow.rows("counted"), key=lambda row: row["word"])] == [
-        ("a", 1, 1),
-        ("b", 1, 1),
-        ("c", 1, 2),
-    ]
-
-
-def test_a_column_may_be_called_like_a_record(settings: Settings, register: Callable[..., None]) -> None:
-    empty = Check(lambda batch: sa.select(batch.partials("log")).where(sa.text("record = ''")), "quarantine", of="log")
-    columns = {"record": "text", "found": "bigint"}
-    pipeline = Pipeline("records", Stream("transactional"), {"log": Rows(columns)}, checks={"empty": empty})
-    register(pipeline)
-    flow = Flow(settings, pipeline.spec)
-    flow.plan(1)
-    attempt = flow.start(1)
-    flow.seal(attempt, flow.stage(attempt, "log", [(1, "a", 5), (2, "", 6)]))
-    flow.commit(1)
-    assert [(row["record"], row["found"]) for row in flow.rows("log")] == [("a", 5)]
-    (aside,) = flow.store.quarantined("records")
-    assert aside["payload"] == '{"position":2,"record":"","found":6}'
-    flow.close()
-
-
-def test_a_check_that_cannot_set_aside_is_refused(words: Callable[..., Words]) -> None:
-    wrong: list[tuple[Callable[[], Check], str]] = [
-        (lambda: Check(repeated, otherwise="quarantine"), "names the state whose partials"),
-        (lambda: Check(repeated, of="log"), "others do not"),
-        (lambda: Check(repeated, otherwise="drop"), "use block, warn or quarantine"),  # type: ignore[arg-type]
-        (lambda: Check(repeated, otherwise="quarantine", of="nothing"), "sets aside partials of nothing"),
-    ]
-    for check, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            words(wrong=check())
-    flow = words(once=Check(lambda batch: sa.select(batch.partials("log").c.word), "quarantine", of="log"))
-    flow.finish_words(1, [("a", 1)])
-    with pytest.raises(DeclarationInvalid, match="Its query lacks column position"):
-        flow.commit(1)
-    assert flow.store.committed("words") == 0
-
-
 def test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source(
     words: Callable[..., Words], as_role: Callable[..., Any]
 ) -> None:
@@ -195,25 +144,3 @@ def test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source(
     flow.finish_words(4, [("a", 1)])
     with pytest.raises(CheckFailed, match=r"\(source_rows=1, mean_before=7\.5\)"):
         flow.commit(4)
-
-
-def test_a_check_that_cannot_be_evaluated_is_named(words: Callable[..., Words], monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong: list[tuple[Finds, str]] = [
-        (lambda batch: sa.select(batch.state("nothing")), "looks at state nothing, which it does not have"),
-        (lambda _batch: 1 / 0, "The check 'wrong' of pipeline words failed: ZeroDivisionError"),
-        (lambda batch: sa.delete(batch.state("log")), "returns Delete; it has to return a SELECT"),
-        (lambda _batch: "SELECT 1", "returns str; it has to return a SELECT"),
-    ]
-    words(none=Check(between("counted", "lines"))).finish_words(1, [("x" * 1000, number) for number in range(50)])
-    for finds, message in wrong:
-        with pytest.raises(DeclarationInvalid, match=message):
-            words(wrong=Check(finds, otherwise="warn")).commit(1)
-    many = words(none=Check(lambda batch: sa.select(batch.state("log").c.word)))
-    found = r"the check 'none' finds \(word=x+\), \(word=x+\), \(word=x+\) and more, {} rows in all\."
-    with pytest.raises(CheckFailed, match=found.format("50")) as failed:
-        many.commit(1)
-    assert len(str(failed.value)) < 1500
-    monkeypatch.setattr(commit_checks, "MOST_COUNTED", 20)
-    with pytest.raises(CheckFailed, match=found.format("at least 20")):
-        many.commit(1)
-    assert many.rows("log") == []

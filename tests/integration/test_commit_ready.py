@@ -4,7 +4,6 @@ import random
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ import sqlalchemy as sa
 from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, TallyOf, merge_steps, refused
 from tests.store import MAX_BATCHES_TOGETHER, Commit, StateSpec, Tracked, combine_batches, encode_metadata
 from tidegate import migrations
-from tidegate.jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
+from tidegate.jobs import Avg, Count, Files, Max, Min, Newest, Pipeline, State, Sum, Variance
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import GuardMismatch, Overflow, PermanentError, SourceChanged, StoreUnavailable
 
@@ -234,14 +233,6 @@ def test_batches_that_overflow_one_by_one_are_not_merged_together(
         money.commit(2)
 
 
-def test_sums_far_from_the_limit_are_merged_together(store: StateStore, tally_of: TallyOf) -> None:
-    money = tally_of(MONEY)
-    batches = [_money(2**62 - 3, 2**30 - 3, "49.98"), _money(1, 1, "0.01"), _money(-1, -1, "-0.01")]
-    for txid, rows in zip(money.plan(3), batches, strict=True):
-        money.process_states(txid, rows)
-    assert [commit.txid for commit in store.commit_ready(MONEY.spec, "test")] == [1, 2, 3]
-
-
 @pytest.mark.promise("performance:bigints-are-added-up-by-aggregate-of")
 def test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one(tally: Tally, settings: Settings) -> None:
     tally.plan(3)
@@ -290,28 +281,6 @@ def test_a_foreign_row_or_trigger_stops_all_batches(tally: Tally, settings: Sett
     assert [tally.commit(txid).key_count for txid in (2, 3)] == [2, 2]
     with pytest.raises(GuardMismatch, match=r"1 of 1 rows of state\.per_shop"):
         tally.commit(4)
-
-
-def test_a_batch_can_be_sealed_while_those_before_it_are_merged(
-    tally: Tally, settings: Settings, waiting: Callable[[], int]
-) -> None:
-    """A merge of large batches is slow; a task that seals the next batch must not wait for it."""
-    tally.plan(2)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    with (
-        closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as holder,
-        holder.cursor() as cursor,
-        StateStore.connect(replace(settings, lock_timeout_seconds=1)) as hasty,
-        ThreadPoolExecutor() as pool,
-    ):
-        cursor.execute("LOCK TABLE tidegate.commit IN SHARE MODE")
-        merging = pool.submit(tally.store.commit_ready, tally.spec, "test")
-        while not waiting():
-            assert not merging.done()
-        Tally(hasty, tally.spec).process(2, [("b", 1, 1, 1, 1)])
-        holder.rollback()
-        assert [c.txid for c in merging.result()] == [1]
-    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [2]
 
 
 @pytest.mark.promise("limit:MAX_BATCHES_TOGETHER")
@@ -412,30 +381,6 @@ def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execut
     tally.spec = replace(tally.spec, window=1)
     tally.plan(1, run_id="with a smaller window")
     assert opens("-1 minute", "1 hour")
-
-
-ALONE = {
-    "opaque": replace(TALLY, states={"per_shop": replace(TALLY.states["per_shop"], kind="opaque")}),
-    "checked": replace(TALLY, checks={"any": Check(lambda batch: sa.select(batch.state("per_shop")), otherwise="warn")}),
-    "appended": replace(TALLY, states={"per_shop": Rows({"shop": "text"})}),
-}
-
-
-@pytest.mark.parametrize("case", ALONE)
-def test_only_a_batch_that_may_be_merged_with_others_waits_for_them(
-    store: StateStore, tally_of: TallyOf, as_role: Execute, case: str
-) -> None:
-    """Where each batch commits alone, as an opaque row keeps what it was before its last txid, waiting would gain nothing."""
-    waits = case == "appended"
-    as_role("tidegate_owner", f"UPDATE tidegate.pipeline SET commits_alone = {waits}")
-    tally = tally_of(ALONE[case])
-    for txid in tally.plan(4)[:3]:
-        store.seal(tally.start(txid), [], Tracked(0))
-    tally.commit(1)
-    as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
-
-    assert store.turn("tally", 2).opens is not waits
-    assert [commit.txid for commit in store.commit_ready(tally.spec, "test")] == ([2, 3] if waits else [2])
 
 
 @pytest.mark.promise("performance:commit-reads-its-facts-in-one-statement")

@@ -2,18 +2,16 @@
 
 import gc
 import os
-from collections.abc import Callable
 
-import psycopg2
 import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
 
 from tests.servers import Server
-from tests.store import set_limits, translate
+from tests.store import set_limits
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
+from tidegate.state_store.base.errors import SchemaOutOfDate
 
 SECONDS = 10
 
@@ -78,19 +76,3 @@ def test_a_commit_waits_for_the_disk_and_never_for_less_than_the_server_requires
             connection.execute(sa.select(sa.func.set_config("synchronous_commit", found, True)))
             set_limits(connection, settings)
             assert connection.scalar(sa.select(sa.func.current_setting("synchronous_commit"))) == expected
-
-
-@pytest.mark.parametrize("one_is_down", [False, True])
-def test_each_of_several_hosts_that_refuse_is_named(
-    settings: Settings, free_port: Callable[[], int], *, one_is_down: bool
-) -> None:
-    """A standby that lacks the password shows when the primary is gone; the primary may come back, so that is tried again."""
-    ports = f"{free_port() if one_is_down else settings.pg_port},{settings.pg_port}"
-    wrong = {"host": f"{settings.pg_host},{settings.pg_host}", "port": ports, "password": "wrong"}
-    with pytest.raises(psycopg2.OperationalError) as raised:
-        psycopg2.connect(**{**settings.conninfo(), **wrong})
-    found = translate(raised.value, "connecting")
-    assert type(found) is (StoreUnavailable if one_is_down else AccessRefused)
-    if one_is_down:
-        assert "Connection refused; connection to server" in str(found)
-        assert "password authentication failed" in str(found)

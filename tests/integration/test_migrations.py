@@ -9,19 +9,17 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psycopg2
 import pytest
-import sqlalchemy as sa
 
 from tests.integration.conftest import Execute, run_verb, until
 from tests.servers import Server
-from tests.store import ColumnType, KeyColumn, ValueColumn, project, schema_revision, state_tables, tables
+from tests.store import ColumnType, ValueColumn, project, schema_revision
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
+from tidegate.state_store.base.errors import SchemaOutOfDate, StoreUnavailable
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SALES = Pipeline(
@@ -122,74 +120,7 @@ def revision(settings: Settings) -> str | None:
 # up
 
 
-def test_migrations_lead_to_the_declared_tables(empty: Settings, home: Path) -> None:
-    assert migrations.upgrade(empty, []) == ("0001", [])
-    assert migrations.new_revision(empty, SPECS, "nothing") is None
-    assert [file.name for file in (home / "migrations").glob("*.py")] == ["0001_states.py"]
-    migrated = shape(empty)
-    with migrations.connected(empty) as connection:
-        state_tables.metadata_of(tuple(SPECS)).drop_all(connection)
-        state_tables.metadata_of(tuple(SPECS)).create_all(connection)
-    assert shape(empty) == migrated
-
-    assert migrations.upgrade(empty, SPECS) == ("0001", [spec.name for spec in SPECS])
-    assert migrations.upgrade(empty, SPECS) == ("0001", [])
-
-
-def test_without_a_project_no_migration_is_written(empty: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """States have migrations in a project only; the ledger has none."""
-    with pytest.raises(AccessRefused, match=r"run by role tidegate_owner.*pg_owner names tidegate"):
-        migrations.upgrade(replace(empty, pg_owner="tidegate"), [])
-    monkeypatch.setenv(project.HOME_VARIABLE, str(tmp_path))
-    with pytest.raises(UsageError, match=r"has no folder pipelines.*tidegate init"):
-        migrations.new_revision(empty, SPECS, "states")
-    assert shape(empty)["relations"] == []
-
-
 # refusals
-
-
-DAILY = SPECS[0].states[0]
-CHANGED = {
-    "key added": {"keys": (*DAILY.keys, KeyColumn("more", ColumnType("text")))},
-    "value added": {"values": (*DAILY.values, ValueColumn("more", ColumnType("bigint"), "sum"))},
-    "value type": {"values": tuple(replace(value, type=ColumnType("numeric(38,2)")) for value in DAILY.values)},
-    "keys nullable": {"keys": tuple(replace(key, nullable=True) for key in DAILY.keys)},
-}
-
-
-def test_a_state_that_its_migrations_do_not_make_is_refused_and_nothing_is_done(empty: Settings, home: Path) -> None:
-    extra = replace(SPECS[0], name="extra", states=(replace(DAILY, name="extra_state"),))
-    with pytest.raises(SchemaOutOfDate) as refused:
-        migrations.upgrade(empty, [*SPECS, extra])
-    assert str(refused.value) == (
-        "Pipeline extra is not registered: no migration creates its state extra_state. Write the missing migration: "
-        "tidegate migrate --new 'what changed', then run: tidegate migrate"
-    )
-    for change in CHANGED.values():
-        with pytest.raises(SchemaOutOfDate, match="tidegate migrate --new"):
-            migrations.upgrade(empty, [replace(SPECS[0], states=(replace(DAILY, **change),)), SPECS[1]])
-    assert shape(empty)["relations"] == []
-
-
-def test_a_ledger_of_other_code_is_left_alone(settings: Settings, as_role: Execute) -> None:
-    before = shape(settings)
-    steps: list[Callable[[], object]] = [
-        lambda: migrations.upgrade(settings, SPECS),
-        lambda: migrations.upgrade_all_but_broken(settings, SPECS),
-        lambda: migrations.column_changes(settings, SPECS),
-        lambda: migrations.new_revision(settings, SPECS, "states"),
-        lambda: migrations.accept_epoch(settings, "an operator"),
-    ]
-    for found, message in {
-        "0032": r"made by an earlier, unreleased revision of Tidegate \(0032\): make a new database and read the sources",
-        "0123456789ab": r"made by another revision.*\(schema.sql 0123456789ab\).*use the code that made it; or make a new",
-    }.items():
-        as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = %s", [found])
-        for step in steps:
-            with pytest.raises(SchemaOutOfDate, match=message):
-                step()
-    assert shape(settings) == before
 
 
 @pytest.mark.promise("decision:0020")
@@ -212,17 +143,6 @@ def test_a_pipeline_without_a_migration_does_not_stop_the_others(empty: Settings
         assert [lag.pipeline for lag in store.lag()] == [daily.name]
     with pytest.raises(SchemaOutOfDate, match=r"belongs to pipeline sales: a state has one writer. Rename one of them"):
         migrations.new_revision(empty, [daily, rival], "two pipelines with a state of one name")
-
-
-@pytest.mark.parametrize("upgrade", [migrations.upgrade, migrations.upgrade_all_but_broken])
-def test_a_state_moves_to_a_pipeline_that_is_named_first(empty: Settings, home: Path, upgrade: Callable[..., Any]) -> None:
-    daily, counts = SPECS
-    upgrade(empty, SPECS)
-    without = replace(counts, states=(replace(counts.states[0], name="noted", updates=True),))
-    moved = [replace(daily, states=(*daily.states, *counts.states)), without]
-    assert upgrade(empty, moved) in ({}, ("0001", [counts.name, daily.name]))
-    with migrations.connected(empty) as connection:
-        assert set(connection.scalars(sa.select(tables.state_table.c.pipeline))) == {daily.name}
 
 
 MORE = """
@@ -388,155 +308,6 @@ PIPELINE = Pipeline(
 '''
 
 
-KEYS = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'state.visit'::regclass AND contype IN ('p', 'u')"
-
-
-def test_a_key_that_is_declared_otherwise_becomes_the_tables_key(author: Author) -> None:
-    for key, others, constraint in (
-        ('"page": "text"', "", "PRIMARY KEY (page)"),
-        ('"page": "text", "number": "bigint"', "", "PRIMARY KEY (page, number)"),
-        ('"page": "text", "number": "bigint"', ", null_keys=True", "UNIQUE NULLS NOT DISTINCT (page, number)"),
-        ('"number": "bigint"', "", "PRIMARY KEY (number)"),
-    ):
-        state = f'State({{{key}}}, {{"visits": Count()}}{others})'
-        author.migrates(re.sub(r"Rows\(.*\)", state, VISITS).replace("Ranges, Rows", "Count, State"))
-        assert author.by_hand(KEYS) == [(constraint,)]
-
-
-def divided(by: str) -> str:
-    return VISITS.replace('"bigint"})},', f'"bigint"}}, range_partitions=Ranges({by}))}},')
-
-
-ROWS = "SELECT * FROM state.visit ORDER BY 1, 2"
-A_ROW = """
-    SET tidegate.writer = 'visits';
-    INSERT INTO state.visit (txid, position, page, at, number) VALUES (1, 0, 'a', '2026-01-31Z', 1);
-"""
-ENABLED = """
-    SELECT tgname::text, tgenabled::text FROM pg_trigger WHERE tgrelid = 'state.visit'::regclass AND NOT tgisinternal
-    UNION ALL SELECT pg_get_statisticsobjdef(oid), '' FROM pg_statistic_ext WHERE stxrelid = 'state.visit'::regclass
-    UNION ALL SELECT pg_get_indexdef(indexrelid), '' FROM pg_index
-        WHERE indrelid = 'state.visit'::regclass AND indexrelid = 'state.by_number'::regclass
-    UNION ALL SELECT 'replica identity', relreplident::text FROM pg_class WHERE oid = 'state.visit'::regclass
-    UNION ALL SELECT attname, attstattarget::text FROM pg_attribute
-        WHERE attrelid = 'state.visit'::regclass AND attstattarget > 0
-    UNION ALL SELECT attname, attstorage::text || attcompression::text FROM pg_attribute
-        WHERE attrelid = 'state.visit'::regclass AND attname = 'page'
-"""
-BY_HAND = """
-    GRANT SELECT (number), UPDATE (number) ON state.visit TO tidegate_stager;
-    REVOKE SELECT ON state.visit FROM tidegate_reader;
-    GRANT REFERENCES ON state.visit TO PUBLIC;
-    CREATE TRIGGER noted BEFORE UPDATE OF number ON state.visit
-        FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
-    CREATE TRIGGER unused BEFORE UPDATE ON state.visit FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer();
-    ALTER TABLE state.visit DISABLE TRIGGER unused;
-    CREATE TABLE public.pages (page text COLLATE "C" PRIMARY KEY);
-    INSERT INTO public.pages VALUES ('a');
-    ALTER TABLE state.visit ADD CONSTRAINT a_page FOREIGN KEY (page) REFERENCES public.pages;
-    ALTER TABLE state.visit ADD CONSTRAINT few CHECK (number < 1000 AND page <> '%:x');
-    ALTER TABLE state.visit ADD CONSTRAINT once UNIQUE (page, at, number);
-    CREATE INDEX by_number ON state.visit (number) WHERE page <> 'on only';
-    CREATE STATISTICS state.together (dependencies) ON page, number FROM state.visit;
-    ALTER TABLE state.visit ALTER number SET STATISTICS 50;
-    COMMENT ON TABLE state.visit IS 'What was viewed, ours''s';
-    COMMENT ON COLUMN state.visit.number IS 'how often';
-    ALTER TABLE state.visit REPLICA IDENTITY FULL;
-    ALTER TABLE state.visit ALTER page SET STORAGE MAIN, ALTER page SET COMPRESSION pglz;
-"""
-BY_MONTH = divided('"at", "month"')
-
-
-@pytest.mark.soak
-def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, author: Author) -> None:
-    def found() -> dict[str, list[str]]:
-        """Return all but what says that the table is divided, and by which migration."""
-        lines = {
-            what: [line for line in of if "$" not in line and "alembic_version" not in line]
-            for what, of in shape(empty).items()
-        }
-        lines["constraints"] = [re.sub(r"_not_null\d+", "_not_null", line) for line in lines["constraints"]]
-        lines["constraints"] = [line for line in lines["constraints"] if not re.search("pk_visit|visit_(at|number)_not", line)]
-        # What divides a table is part of its key.
-        dividing = tuple(f"state.{table}.{column} " for table in ("visit", "pk_visit") for column in ("at", "number"))
-        lines["columns"] = [line for line in lines["columns"] if not line.startswith(dividing)]
-        lines["relations"] = [re.sub(r"^(state\.\w+) \w", r"\1 ", line) for line in lines["relations"]]
-        given = [(what.replace(" ON ONLY ", " ON "), how) for what, how in author.by_hand(ENABLED)]
-        return lines | {"enabled": sorted(given)}
-
-    author.migrates(VISITS)
-    author.by_hand(BY_HAND)
-    author.by_hand(A_ROW)
-    before, rows = found(), author.by_hand(ROWS)
-
-    for declared, parts in ((BY_MONTH, 1), (BY_MONTH.replace("month", "day"), 1), (divided('"number", 10'), 1), (VISITS, 0)):
-        author.declare(declared)
-        assert "No migration is missing" in author.runs("migrate", "--new", "divided")
-        author.runs("migrate")
-        assert found() == before
-        assert author.by_hand(ROWS) == rows
-        partitions = [line for line in shape(empty)["relations"] if re.match(r'state\."visit\$\w+" r', line)]
-        assert len(partitions) == parts
-        assert not any("tidegate_reader" in line for line in partitions), "readers would pass the table's privileges by"
-
-
-SECURED = """
-    ALTER TABLE state.visit ENABLE ROW LEVEL SECURITY;
-    CREATE POLICY of_readers ON state.visit FOR SELECT TO tidegate_reader USING (number <= 10);
-"""
-IN_THE_OPEN = """
-    DROP POLICY of_readers ON state.visit;
-    ALTER TABLE state.visit DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;
-"""
-# What a team has given to a table, what a migration says of it, and how it is taken back.
-IN_THE_WAY = {
-    "publication": (
-        "CREATE PUBLICATION subscribed FOR TABLE state.visit",
-        ("state.visit, which is in publication subscribed",),
-        "DROP PUBLICATION subscribed",
-    ),
-    "rule": (
-        "CREATE RULE noted AS ON INSERT TO state.visit DO ALSO NOTIFY pages",
-        ("state.visit, which has a rule",),
-        "DROP RULE noted ON state.visit",
-    ),
-    "constraint": (
-        "ALTER TABLE state.visit ADD CONSTRAINT once UNIQUE (number)",
-        (
-            "state.visit, to which your team has given what another cannot have",
-            "(ALTER TABLE state.visit ADD CONSTRAINT once UNIQUE (number))",
-        ),
-        "ALTER TABLE state.visit DROP CONSTRAINT once",
-    ),
-    "rows that readers do not see": (SECURED, ("row-level security",), IN_THE_OPEN),
-    "rows that the owner does not see": (
-        f"{SECURED} ALTER TABLE state.visit FORCE ROW LEVEL SECURITY",
-        ("row-level security",),
-        IN_THE_OPEN,
-    ),
-    "a partition that was detached": (
-        'CREATE TABLE state."visit$20260101" AS SELECT * FROM state.visit',
-        ('A table is in the way while migrating: relation "visit$20260101" already exists.',),
-        'ALTER TABLE state."visit$20260101" RENAME TO kept',
-    ),
-}
-
-
-def test_what_a_table_that_is_made_again_would_lack_stops_the_migration(empty: Settings, author: Author) -> None:
-    author.migrates(VISITS)
-    author.by_hand(A_ROW)
-    author.declare(BY_MONTH)
-    for made, said, gone in IN_THE_WAY.values():
-        author.by_hand(made)
-        before = shape(empty)
-        refused = author.tries("migrate")
-        assert [words for words in said if words not in refused] == [], refused
-        assert shape(empty) == before
-        author.by_hand(gone)
-    author.runs("migrate")
-    assert len(author.by_hand(ROWS)) == 1
-
-
 def _digest(folder: Path) -> dict[str, str]:
     return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.rglob("*.py"))}
 
@@ -571,34 +342,21 @@ def test_a_project_has_a_line_of_its_own(settled: Settings, author: Author, monk
 
 
 def test_every_process_needs_the_projects_revision(settled: Settings, author: Author) -> None:
-    own, other, more = (
-        author.folder / f"migrations/{name}.py" for name in ("0001_visits", "0001_of_another_branch", "0002_more")
-    )
+    own = author.folder / "migrations/0001_visits.py"
     for role in ("tidegate", "tidegate_reader"):
-        with StateStore.connect(settled, user=role) as store, store.engine.connect() as connection:
-            assert connection.scalar(sa.text("SELECT version_num FROM tidegate.alembic_version_of_project")) == "0001"
-
-    more.write_text(own.read_text())
-    with pytest.raises(SchemaOutOfDate, match=r"at revision 0001 of the project's migrations, which are at 0002. Run"):
+        StateStore.connect(settled, user=role).close()
+    for name, said in {
+        "0002_more": r"at revision 0001 of the project's migrations, which are at 0002. Run",
+        "0001_of_another_branch": "0001_of_another_branch.py and 0001_visits.py in .* have the same number",
+    }.items():
+        other = own.with_name(f"{name}.py")
+        shutil.copy(own, other)
+        with pytest.raises(SchemaOutOfDate, match=said):
+            StateStore.connect(settled) if name == "0002_more" else migrations.upgrade(settled, [])
+        other.unlink()
+    other = own.rename(own.with_name("0001_of_another_project.py"))
+    with pytest.raises(SchemaOutOfDate, match=r"has had migration 0001_visits.py .* 0001_of_another_project.py in its place"):
         StateStore.connect(settled)
-    more.unlink()
-
-    other.write_text(own.read_text())
-    for verb in (["migrate"], ["migrate", "--new", "x"]):
-        assert "Migrations 0001_of_another_branch.py and 0001_visits.py in" in (said := author.tries(*verb)), said
-        assert "Traceback" not in said
-    kept = own.read_text()
-    own.unlink()
-    for verb in (["migrate"], ["migrate", "--new", "x"], ["run", "visits"]):
-        said = author.tries(*verb)
-        assert "has had migration 0001_visits.py of a project, and" in said
-        assert "has 0001_of_another_branch.py in its place" in said
     other.unlink()
-
-    for verb in (["inspect", "visits"], ["migrate"], ["migrate", "--new", "x"]):
-        assert re.search("newer than those in.*Update the project.", author.tries(*verb))
-    own.write_text(kept)
-    author.by_hand("UPDATE tidegate.alembic_version_of_project SET version_num = '0007'")
-    assert re.search("newer than those in.*Update the project.", author.tries("migrate"))
-    author.by_hand("UPDATE tidegate.alembic_version_of_project SET version_num = '0001'")
-    author.migrates(WIDER)
+    with pytest.raises(SchemaOutOfDate, match=r"newer than those in.*Update the project."):
+        StateStore.connect(settled)

@@ -19,7 +19,6 @@ from tests.integration.conftest import (
     WAITS,
     Execute,
     Tally,
-    TallyOf,
     contents,
     holding,
     merge_steps,
@@ -27,9 +26,7 @@ from tests.integration.conftest import (
     until,
 )
 from tests.relay import Relay
-from tests.store import Commit, Tracked, cursors, schema_revision
-from tidegate import migrations
-from tidegate.jobs import Files, Max, Pipeline, State
+from tests.store import Commit, Tracked
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
     AttemptNotSealed,
@@ -37,7 +34,6 @@ from tidegate.state_store.base.errors import (
     DeclarationChanged,
     GuardMismatch,
     HoleDetected,
-    Overflow,
     PermanentError,
     RangeRefused,
     SchemaOutOfDate,
@@ -102,42 +98,6 @@ def test_a_ledger_that_is_not_that_of_the_code_commits_nothing(tally: Tally, set
     as_role("tidegate_owner", "DELETE FROM tidegate.state_table WHERE state = 'per_day'")
     with refused(settings, DeclarationChanged, "tally does not own the states it declares"):
         tally.commit(1)  # although it would not touch that state
-
-
-def test_a_migration_of_states_and_commits_do_not_wait_for_each_other(
-    tally: Tally, settings: Settings, as_role: Execute
-) -> None:
-    tally.plan(1)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    with tally.store.engine.begin() as commit:
-        cursors.lock(commit, "tally")
-        with migrations.connected(settings) as connection:
-            connection.execute(sa.text("SET LOCAL lock_timeout = '500ms'"))
-            schema_revision.lock_revision(connection)
-    as_role("tidegate_owner", "CREATE TABLE tidegate.alembic_version_of_project AS SELECT '9999' AS version_num")
-    with migrations.connected(settings) as connection:
-        schema_revision.lock_revision(connection)
-        assert tally.commit(1).txid == 1
-
-
-def test_a_row_that_no_longer_fits_into_a_page_is_named(settings: Settings, tally_of: TallyOf) -> None:
-    """An opaque state keeps the values before the last txid too, so a row may be too large from its first update on."""
-    many = [f"text_{number}" for number in range(250)]
-    wide = Pipeline(
-        name="wide",
-        source=Files("wide", glob="*.csv", format="csv", schema=dict.fromkeys(["shop", *many], "string")),
-        states={"texts": State({"shop": "text"}, {name: Max(name, "text") for name in many}, kind="opaque")},
-    )
-    tally = tally_of(wide)
-    tally.plan(2)
-    for txid in (1, 2):
-        row = ["a", *(f"{txid}{number:019d}" for number in range(250))]
-        tally.process_states(txid, {"texts": [row]})
-    tally.commit(1)
-    with refused(
-        settings, Overflow, match=r"row of state texts does not fit into a page of Postgres: row is too big: size \d+"
-    ):
-        tally.commit(2)
 
 
 @pytest.mark.promise("I7", "I20", "error:ATTEMPT_NOT_SEALED", "error:UNKNOWN_BATCH", "limit:LONGEST_SILENCE_SECONDS")

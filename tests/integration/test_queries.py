@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import TALLY, Tally
-from tests.store import Answer, LedgerReader, ask
+from tests.store import LedgerReader, ask
 from tidegate.jobs import Query
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UnknownPipeline, UsageError
@@ -40,34 +40,6 @@ def sold(states: Any, shops: list[str], least: int = 0) -> Any:
     """Answer what some shops have sold."""
     shop = states[SHOPS].c
     return sa.select(shop.shop, shop.sold).where(shop.shop.in_(shops), shop.sold >= least).order_by(shop.shop)
-
-
-def test_an_answer_has_the_txid_of_its_snapshot(reader: LedgerReader, tally: Tally) -> None:
-    """Columns have their types, and the next answer is that of the next batch; an array may be empty."""
-
-    def answer(states: Any) -> Any:
-        shop, day = states[SHOPS].c, states[DAYS].c
-        totals = sa.select(sa.func.sum(shop.sold).label("sold")).cte("totals")
-        days = sa.select(sa.func.count().label("days")).select_from(states[DAYS].alias()).subquery()
-        numbers = sa.func.generate_series(1, 2).table_valued("number").render_derived()
-        first = (
-            sa.select(totals.c.sold, days.c.days, numbers.c.number).join_from(totals, days, sa.true()).join(numbers, sa.true())
-        )
-        return sa.union_all(first, sa.select(sa.func.max(shop.least), sa.func.min(day.sold), sa.literal(0))).order_by("number")
-
-    assert ask(reader, query(answer), {}).rows == [(5, 1, 0), (6, 3, 1), (6, 3, 2)]
-
-    asked = query(sold, arguments={"shops": "text[]"})
-    assert ask(reader, asked, {"shops": ["new 1", "north", "nowhere"]}) == Answer(
-        "question", {"tally": 2}, [("shop", "text"), ("sold", "bigint")], [("new 1", 2), ("north", 2)]
-    )
-    (txid,) = tally.plan(run_id="next")
-    tally.process(txid, [("north", 1, 1, 1, 1)])
-    tally.commit(txid)
-    assert ask(reader, asked, {"shops": ["north"]}) == Answer(
-        "question", {"tally": 3}, [("shop", "text"), ("sold", "bigint")], [("north", 3)]
-    )
-    assert ask(reader, asked, {"shops": []}).rows == []
 
 
 ARGUMENTS: dict[str, tuple[str, Any]] = {

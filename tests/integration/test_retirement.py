@@ -9,10 +9,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.conftest import copied
-from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import TALLY, Execute, Tally, contents, refused, until
-from tests.servers import Server
 from tests.store import (
     LedgerReader,
     PipelineSpec,
@@ -320,24 +317,6 @@ def test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration(
     assert register_spec(settings, SPEC)
 
 
-def test_migrations_leave_retired_pipelines_out(settings: Settings, owner: StateStore) -> None:
-    names = ["flights", "trains"]
-    specs = [
-        replace(SPEC, name=name, states=tuple(replace(state, name=f"{name}_{state.name}") for state in SPEC.states))
-        for name in names
-    ]
-    with migrations.connected(settings) as connection:
-        state_tables.metadata_of(tuple(specs)).create_all(connection)
-    assert migrations.upgrade(settings, specs)[1] == names
-    retire(owner, "flights", drops_states=True)
-    changed = [replace(spec, version=2) for spec in specs]
-    assert migrations.upgrade(settings, changed)[1] == [name for name in names if name != "flights"]
-    assert list(migrations.retired(settings, specs)) == ["flights"]
-    (sentence,) = migrations.upgrade_all_but_broken(settings, specs).values()
-    assert sentence.startswith("Pipeline flights is declared, and left out: anna, tidegate retire retired it on ")
-    assert migrations.new_revision(settings, specs, "nothing is missing") is None
-
-
 # reinstating
 
 
@@ -411,37 +390,3 @@ STAGED = (
     "SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace "
     "UNION ALL SELECT txid::text FROM tidegate.attempt WHERE dropped_at IS NULL"
 )
-
-
-def test_a_crash_at_any_statement_leaves_it_retired_or_not(busy: Tally, settings: Settings, server: Server) -> None:
-    def run(of: Settings) -> None:
-        with StateStore.connect(of, user=of.pg_owner) as store:
-            retire(store, drops_states=True)
-        with StateStore.connect(of) as store:
-            drop_all_staging(store)
-
-    def outcome(of: Settings) -> list[list[tuple]]:
-        return [ask(of, query) for query in (RETIRED, ACTIONS, STAGED, f"{STATE_RELATIONS} AND relname LIKE 'per_%'")]
-
-    busy.store.engine.dispose()
-    with copied(server, settings) as clean:
-        run(clean)
-        expected = outcome(clean)
-    assert [len(rows) for rows in expected] == [1, 2, 0, 0]
-    deaths = EachPoint()
-    while True:
-        with copied(server, settings) as copy:
-            before = contents(copy)
-            try:
-                with deaths.armed():
-                    run(copy)
-            except Crash as crash:
-                with StateStore.connect(copy) as store:
-                    is_retired = bool(store.retired_pipelines())
-                assert is_retired or contents(copy) == before, f"half done after a crash at {crash}"
-                run(copy)
-                assert outcome(copy) == expected, f"crashed at {crash}"
-            else:
-                break
-    for step in ("UPDATE tidegate.pipeline SET retired_at", "DROP TABLE IF EXISTS staging.", "DROP TABLE state."):
-        assert any(step in point for point in deaths.points), f"no crash was injected at {step}"

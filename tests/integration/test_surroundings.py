@@ -1,15 +1,19 @@
 """A database in which texts cannot be kept, and settings of roles under which steps never end: refused at once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import psycopg2
 import pytest
+import sqlalchemy as sa
 from psycopg2 import sql
 
 from tests.integration.conftest import Execute, Tally
+from tests.postgres_versions import AnyPostgres, running
 from tests.servers import Server
+from tests.store import role_settings
 from tidegate import migrations
 from tidegate.jobs.sources.postgres.source_connection import connected, transaction
 from tidegate.jobs.sources.postgres.table_query import TableQuery
@@ -80,6 +84,18 @@ def test_a_setting_of_the_processs_own_connections_is_named_and_a_long_one_is_no
     assert "Take it out of the environment variable PGOPTIONS" in found
     monkeypatch.delenv("PGOPTIONS")
     migrations.upgrade(settings, [tally.spec])
+
+
+def test_a_setting_of_the_servers_configuration_is_named(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    with running(AnyPostgres(tmp_path, free_port(), idle_session_timeout="50min")) as postgres:
+        engine = sa.create_engine("postgresql+psycopg2://", connect_args=postgres.settings.conninfo(user="postgres"))
+        with engine.connect() as connection:
+            found = role_settings.harmful(connection, ["postgres"]).remedies
+            assert list(found) == ["postgres: idle_session_timeout = 3000000ms in the configuration of the server"]
+            for remedy in found.values():
+                connection.exec_driver_sql(remedy)
+            assert role_settings.harmful(connection, ["postgres"]).remedies == {}
+        engine.dispose()
 
 
 def test_a_source_is_read_without_the_limits_of_its_server(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

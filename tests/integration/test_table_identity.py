@@ -1,14 +1,12 @@
 """Tables of states that are dropped, put back by themselves, or moved: rows of committed batches are never lost in silence."""
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 
-import psycopg2
 import pytest
 
 from tests.integration.conftest import Execute, Tally, contents
-from tests.store import registration, state_tables, tables
+from tests.store import state_tables, tables
 from tidegate import migrations
 from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
 
@@ -86,41 +84,6 @@ def test_nothing_goes_on_with_a_table_that_was_put_back(counted: Tally, as_role:
         counted.store.commit_ready(changed, "test")
 
 
-def test_a_table_that_is_back_or_rewritten_is_the_same(counted: Tally, as_role: Execute) -> None:
-    for away, place, back in [
-        ("RENAME TO elsewhere", "state.elsewhere", "RENAME TO per_shop"),
-        ("SET SCHEMA public", "public.per_shop", "SET SCHEMA state"),
-    ]:
-        as_role(OWNER, f"ALTER TABLE state.per_shop {away}")
-        with pytest.raises(HoleDetected, match="is gone"):
-            counted.commit(3)
-        as_role(OWNER, f"ALTER TABLE {place} {back}")
-    with closing(psycopg2.connect(**counted.store.settings.conninfo(user="postgres"))) as connection:
-        connection.autocommit = True
-        for rewrite in ("VACUUM FULL {}", "CLUSTER {} USING pk_per_shop", "REINDEX TABLE {}"):
-            connection.cursor().execute(rewrite.format("state.per_shop"))
-
-    counted.commit(3)
-
-    assert counted.state() == [("a", 6, 60, 1, 3, 3)]
-
-
-def test_a_table_that_was_put_back_whole_is_accepted_by_a_person(counted: Tally, as_role: Execute) -> None:
-    put_back(as_role, "true")
-
-    accepted = migrations.accept_epoch(counted.store.settings, "me")
-
-    assert accepted == {
-        "tally": "goes on after txid 2; given up: nothing that the witness here knows of; taken as they are: state.per_shop"
-    }
-    assert migrations.accept_epoch(counted.store.settings, "me") == {}
-    ((verb, reason),) = as_role("tidegate_reader", "SELECT action, reason FROM tidegate.operator_action")
-    assert (verb, reason) == ("accept", accepted["tally"])
-    counted.commit(3)
-    assert counted.state() == [("a", 6, 60, 1, 3, 3)]
-    migrations.upgrade(counted.store.settings, [counted.spec])
-
-
 @pytest.mark.promise("I9")
 @pytest.mark.parametrize(
     "changes",
@@ -150,37 +113,6 @@ def test_another_column_of_the_name_is_not_added_to(counted: Tally, as_role: Exe
             counted.commit(3)
     else:
         assert counted.commit(3).key_count == 2
-
-
-def test_other_pipelines_go_on_beside_one_that_lost_a_table(counted: Tally, as_role: Execute) -> None:
-    """As when the stack starts. A lost table cannot be accepted: there is nothing to go on from."""
-    other = replace(counted.spec, name="other", states=(replace(counted.spec.states[0], name="others"),))
-    with migrations.connected(counted.store.settings) as connection:
-        state_tables.metadata_of((other,)).create_all(connection)
-        registration.register(connection, other)
-    as_role(OWNER, "DROP TABLE state.per_shop")
-
-    refused = migrations.upgrade_all_but_broken(counted.store.settings, [counted.spec, other])
-
-    assert list(refused) == ["tally"]
-    assert "table state.per_shop is gone" in refused["tally"]
-    ((there,),) = as_role(OWNER, "SELECT to_regclass('state.per_shop') IS NOT NULL")
-    assert not there
-    assert migrations.accept_epoch(counted.store.settings, "me") == {}
-    with pytest.raises(HoleDetected, match="is gone"):
-        counted.commit(3)
-
-
-def test_before_the_first_commit_there_is_nothing_to_lose(tally: Tally, as_role: Execute) -> None:
-    tally.plan()
-    put_back(as_role, "true")
-    migrations.upgrade(tally.store.settings, [tally.spec])
-    tally.process(1, [("a", 1, 10, 1, 1)])
-    tally.commit(1)
-    tally.plan(run_id="the next")
-    tally.process(2, [("a", 1, 10, 1, 1)])
-
-    assert tally.commit(2).txid == 2
 
 
 @pytest.mark.promise("I15")

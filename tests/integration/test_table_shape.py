@@ -10,7 +10,7 @@ from tests.store import state_tables
 from tidegate import migrations
 from tidegate.explain import remedies
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import AccessRefused, GuardMismatch, PermanentError, SchemaOutOfDate, UsageError
+from tidegate.state_store.base.errors import GuardMismatch, PermanentError, SchemaOutOfDate
 
 OWNER = "tidegate_owner"
 CHANGED = (
@@ -159,39 +159,6 @@ def test_nothing_goes_on_with_a_table_of_another_shape(counted: Tally, as_role: 
     assert counted.commit(2).txid == 2
 
 
-def test_a_table_is_looked_at_before_its_first_batch_commits(tally: Tally, as_role: Execute) -> None:
-    """A plan is refused already. What is gone or as declared cannot be accepted: no batch could be merged without it."""
-    settings = tally.store.settings
-    with pytest.raises(UsageError, match="nothing is to be accepted"):
-        migrations.accept_table(settings, "per_shop", "ann")
-    alter(as_role, *SHAPES["key"][0])
-    with pytest.raises(UsageError, match=r"key \(shop\) \(unique\) is gone"):
-        migrations.accept_table(settings, "per_shop", "ann")
-    alter(as_role, *SHAPES["key"][2])
-    alter(as_role, *SHAPES["type"][0])
-    with pytest.raises(GuardMismatch, match="column cents is numeric"):
-        tally.plan()
-
-
-def test_a_policy_that_hides_rows_from_a_commit_is_named(counted: Tally, as_role: Execute) -> None:
-    """Its rows could be another key's, so nothing is committed."""
-    alter(
-        as_role,
-        "ALTER {table} ENABLE ROW LEVEL SECURITY",
-        "CREATE POLICY p ON state.per_shop USING (shop <> 'a') WITH CHECK (true)",
-    )
-    with pytest.raises(AccessRefused, match=r"row-level security policy for table .per_shop.\. Drop the policy, .*BYPASSRLS"):
-        counted.commit(2)
-    alter(as_role, "DROP POLICY p ON state.per_shop", "CREATE POLICY p ON state.per_shop USING (true)")
-    assert counted.commit(2).key_count == 2
-
-
-def test_a_shape_is_the_same_whatever_a_database_quotes(counted: Tally, as_role: Execute) -> None:
-    as_role("postgres", f"ALTER DATABASE {counted.store.settings.pg_database} SET quote_all_identifiers = on")
-    with StateStore.connect(counted.store.settings, user=OWNER) as store:
-        assert Tally(store).commit(2).key_count == 2
-
-
 @pytest.mark.promise("I15")
 def test_what_a_team_adds_is_no_difference_and_stays(counted: Tally, as_role: Execute) -> None:
     alter(as_role, *TEAMS)
@@ -266,19 +233,6 @@ def test_what_an_event_trigger_gives_to_new_staging_tables_is_refused(tally: Tal
     tally.process(txid, shops=[["Lisbon", 1, 5, 5, 5]])
     tally.commit(txid)
     assert tally.state() == [("Lisbon", 1, 5, 5, 5, 1)]
-
-
-def test_a_publication_that_refuses_an_update_is_named_with_what_helps(tally: Tally, as_role: Execute) -> None:
-    """One whose rows are filtered by a column that is no part of the table's replica identity."""
-    for txid in tally.plan(2):
-        tally.process(txid, shops=[["Lisbon", 1, 5, 5, 5]])
-    tally.commit(1)
-    as_role("postgres", "CREATE PUBLICATION dear FOR TABLE state.per_shop WHERE (cents > 3)")
-    with pytest.raises(PermanentError, match=r"A publication refuses .*cannot update table .*REPLICA IDENTITY FULL"):
-        tally.commit(2)
-    as_role(OWNER, "ALTER TABLE state.per_shop REPLICA IDENTITY FULL")
-    tally.commit(2)
-    assert tally.state() == [("Lisbon", 2, 10, 5, 5, 2)]
 
 
 # By what it is called: what a team has put on a table of the ledger, and how that goes.

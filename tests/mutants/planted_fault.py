@@ -16,7 +16,6 @@ NOT_OF_BEHAVIOUR = (
     "tests/unit/test_references.py",
     "tests/unit/test_requirements.py",
     "tests/unit/test_wheel.py",
-    "tests/integration/test_schema.py::test_tables_of_statements_are_those_of_the_schema",
 )
 CHANGED = re.compile(r"\[-(?P<old>.*?)-\]|\{\+(?P<new>.*?)\+\}", re.DOTALL)
 MODULE = "(module)"  # the function of what stands outside of all functions

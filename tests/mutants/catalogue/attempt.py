@@ -7,6 +7,7 @@ TURNS = in_file("state_store/attempt/turns.py")
 COMMIT_FACTS = in_file("state_store/commit/commit_facts.py")
 ATTEMPTS_PY = in_file("state_store/seal/attempts.py")
 STORE = in_file("state_store/store.py")
+WORKER = in_file("jobs/engine/worker.py")
 
 ATTEMPTS = "tests/integration/test_attempts.py"
 AT_WORK = "tests/integration/test_attempts_at_work.py"
@@ -114,5 +115,8 @@ MUTANTS = (
     STORE("a-batch-is-given-up-before-its-tries", "limit:Pipeline.tries", "StateStore.give_up")(
         "attempts.poison_tries(connection, pipeline, txid) < tries{+ - 1+}:",
         "tests/integration/test_decisions.py::test_a_batch_has_all_its_tries",
+    ),
+    WORKER("a-task-helps-a-long-run-until-its-end", "I20", "Worker.help_run")(
+        "if time.monotonic() >= ends_at{+ + 10**9+}:", f"{AT_WORK}::test_a_task_that_has_helped_for_long_gives_its_place_back"
     ),
 )

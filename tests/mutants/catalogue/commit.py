@@ -131,4 +131,8 @@ MUTANTS = (
         'if [-spec.source_kind == "transactional"-]{+False+}:',
         f"{MATRIX}::test_a_transactional_chain_that_is_broken_is_corrupt",
     ),
+    ANSWER_DEADLINES("a-read-in-blocks-waits-for-a-stopped-server-for-ever", "I20", "DeadlineCursor.fetchmany")(
+        "[-_Wait(self.connection).for_answer(super().fetchmany, *args)-]{+super().fetchmany(*args)+}",
+        "tests/integration/test_answer_deadlines.py::test_a_read_in_blocks_does_not_wait_for_a_process_that_is_stopped",
+    ),
 )

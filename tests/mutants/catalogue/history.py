@@ -11,6 +11,8 @@ VERDICTS = in_file("state_store/commit/verdicts.py")
 POSTGRES_ERRORS = in_file("state_store/connections/postgres_errors.py")
 RECORDED_ACTIONS = in_file("state_store/operate/recorded_actions.py")
 SCHEMA_REVISION = in_file("state_store/ledger/schema_revision.py")
+LOCAL_SETTINGS = in_file("state_store/connections/local_settings.py")
+WHY = in_file("tidegate/explain/why.py")
 
 ATTEMPTS = "tests/integration/test_attempts.py"
 ORDERED = "tests/integration/test_ordered_commit.py"
@@ -115,5 +117,21 @@ MUTANTS = (
     POSTGRES_ERRORS("a-deadlock-is-a-permanent-error", "fault:deadlock-statement-timeout:commit", "translate")(
         'if state in _RETRYABLE_STATES{+.keys() - {"40P01"}+}:',
         "tests/integration/test_lock_holders.py::test_a_step_that_a_deadlock_ends_leaves_nothing_and_is_tried_again",
+    ),
+    LOCAL_SETTINGS("a-limit-on-transactions-ends-large-merges", "I20", "without_time_limit")(
+        'sa.func.set_config(name, "[-0-]{+300ms+}", True)',
+        f"{ORDERED}::test_a_limit_on_whole_transactions_does_not_stop_a_commit",
+    ),
+    WITNESS("databases-share-a-mark", "I9", "Witness.file_of")(
+        'f"{pipeline}.[-{history}.-]json"',
+        f"{RESTORES}::test_a_database_does_not_disturb_its_successor_or_another_with_the_same_folder",
+    ),
+    WHY("a-restored-database-commits-within-seconds", "verb:why", "_causes")(
+        "yield _lost(wait, wait.loss)[-\n        return-]",
+        "tests/integration/test_why.py::test_a_restored_database_is_the_root",
+    ),
+    SCHEMA_REVISION("states-of-another-project-are-taken", "decision:0045", "check_revision")(
+        "[-_check_same_migration(connection, own, of_project)-]{+pass+}",
+        "tests/integration/test_migrations.py::test_every_process_needs_the_projects_revision",
     ),
 )

@@ -7,6 +7,7 @@ STORE = in_file("state_store/store.py")
 FILES = in_file("state_store/ledger/counted_files.py")
 COMMIT_RECORD = in_file("state_store/commit/commit_record.py")
 PLAN_OUTCOMES = in_file("state_store/ledger/plan_outcomes.py")
+TABLES = in_file("state_store/ledger/tables.py")
 
 ATTEMPTS = "tests/integration/test_attempts.py"
 DECISIONS = "tests/integration/test_decisions.py"
@@ -115,4 +116,15 @@ MUTANTS = (
     PLAN_OUTCOMES(
         "an-older-failure-hides-a-newer-success", "fault:plan-fails-its-source-is-away-or:processing", "note_failure"
     )("p.succeeded [-=-]{+>+}= began.succeeded", f"{PLANS}::test_an_older_plan_that_fails_does_not_hide_a_newer_success"),
+    TABLES(
+        "an-error-that-postgres-cannot-store-is-lost",
+        "fault:plan-fails-its-source-is-away-or:processing",
+        "_Message.process_bind_param",
+    )(
+        "return None if value is None else [-storable(value)-]{+value+}",
+        f"{PLANS}::test_an_error_that_postgres_cannot_store_is_escaped",
+    ),
+    STORE("a-plan-that-has-not-asked-its-source-has-succeeded", "I20", "StateStore.open_batches")(
+        "if metadata [-is not None-]{+or txids+}:", f"{PLANS}::test_a_plan_that_has_not_asked_the_source_proves_nothing"
+    ),
 )

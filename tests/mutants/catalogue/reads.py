@@ -2,6 +2,8 @@
 
 from tests.mutants.planted_fault import in_file
 
+FACTS = in_file("state_store/read_ledger/pipeline_facts.py")
+KEY_LOOKUP = in_file("state_store/states/key_lookup.py")
 LOOKUP = in_file("state_store/read_states/executor_lookup.py")
 TRANSFORM = in_file("state_store/read_states/transform_reads.py")
 ROWS = in_file("state_store/read_states/state_rows.py")
@@ -12,6 +14,15 @@ QUERIES = "tests/jobs/test_state_queries.py"
 STATE_ROWS = "tests/integration/test_state_rows.py"
 
 MUTANTS = (
+    FACTS("the-ack-of-the-last-commit-is-not-shown-as-due", "I20", "_facts")(
+        "b.txid <[-=-] c.txid, b.awaits_ack", "tests/integration/test_measures.py::test_measures_are_what_plain_sql_counts"
+    ),
+    KEY_LOOKUP("a-key-with-more-digits-finds-another-row", "I17", "rows")(
+        'key.type.name[-.partition("(")[0]-]', f"{STATE_ROWS}::test_a_key_is_found_whatever_it_contains"
+    ),
+    KEY_LOOKUP("a-key-of-null-finds-no-row", "I17", "statement")(
+        'sql.SQL("{} [-IS-]{+=+} NULL")', f"{STATE_ROWS}::test_a_key_is_found_whatever_it_contains"
+    ),
     LOOKUP("a-newer-row-is-read-as-that-of-the-batch-before", "I21", "Reading._check")(
         "txid > self.newest_txid{+ + 10**6+}:", f"{QUERIES}::test_a_row_that_is_newer_than_the_batch_is_refused"
     ),

@@ -9,6 +9,7 @@ CHANGES_PY = in_file("state_store/pipeline_changes/declaration_changes.py")
 TABLE_IDENTITY = in_file("state_store/states/table_identity.py")
 TEAM_ADDITIONS = in_file("state_store/states/team_additions.py")
 ROLE_SETTINGS = in_file("state_store/connections/role_settings.py")
+PIPELINE = in_file("state_store/declarations/pipeline_spec.py")
 
 RETIREMENT = "tests/integration/test_retirement.py"
 SCHEMA = "tests/integration/test_schema.py"
@@ -22,7 +23,7 @@ MUTANTS = (
     ),
     ROLE_SETTINGS("settings-of-the-server-are-not-looked-at", "I20", MODULE)(
         "SELECT owner.role, name, [-reset_val || coalesce(unit, '')-]{+'0'+}",
-        "tests/integration/test_other_languages.py::test_a_setting_of_the_servers_configuration_is_named",
+        "tests/integration/test_surroundings.py::test_a_setting_of_the_servers_configuration_is_named",
     ),
     ROLE_SETTINGS("what-pgoptions-asks-for-is-not-looked-at", "I20", MODULE)(
         "FROM pg_settings WHERE source = '[-client-]{+role+}'",
@@ -135,5 +136,10 @@ MUTANTS = (
     REBUILDS_PY("a-rebuild-has-what-was-before-a-redo", "I24", "follow_decisions")(
         "if [-QUARANTINED not in now and batches.encode_metadata(now) != metadata[-1]-]{+not now+}:",
         f"{REBUILDS}::test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_again",
+    ),
+    PIPELINE("a-state-that-cannot-be-redone-is-taken-for-exactly-once", "I13", "exactly_once")(
+        '"opaque": ("opaque",[-)-]{+ "transactional")+}',
+        "tests/conformance/test_matrix.py"
+        "::test_only_pairs_that_give_exactly_once_are_accepted_unless_at_least_once_is_declared",
     ),
 )

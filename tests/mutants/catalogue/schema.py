@@ -3,6 +3,8 @@
 from tests.mutants.planted_fault import in_file
 
 FILE = in_file("state_store/ledger/schema.sql")
+ERRORS_PY = in_file("state_store/connections/postgres_errors.py")
+PREREQUISITES = in_file("migrations/prerequisites.py")
 
 ROLES = "tests/integration/test_roles.py"
 READY = "tests/integration/test_commit_ready.py"
@@ -124,5 +126,13 @@ MUTANTS = (
         "[-            WHEN b.halted_at IS NOT NULL THEN 'halted'\n-]",
         f"{WHY}::test_a_halted_batch_says_the_way_out_of_its_error",
         "tests/integration/test_search.py",
+    ),
+    ERRORS_PY("a-constraint-is-named-without-its-value", "I15", "_of_a_constraint")(
+        '(_detail(error, "[-message_detail-]{+message_hint+}") or',
+        f"{SHAPE}::test_a_constraint_of_a_team_is_named_with_table_and_value",
+    ),
+    PREREQUISITES("a-database-that-keeps-few-characters-is-taken", "error:PERMANENT_ERROR", "check")(
+        'scalar_one()) != "[-UTF8-]{+SQL_ASCII+}":',
+        "tests/integration/test_surroundings.py::test_a_database_that_cannot_keep_every_text_is_refused",
     ),
 )

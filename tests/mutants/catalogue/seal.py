@@ -4,6 +4,7 @@ from tests.mutants.planted_fault import in_file
 
 ATTEMPTS_PY = in_file("state_store/seal/attempts.py")
 STAGING = in_file("state_store/seal/staging_tables.py")
+SETTINGS = in_file("state_store/base/settings.py")
 
 ATTEMPTS = "tests/integration/test_attempts.py"
 ORDERED = "tests/integration/test_ordered_commit.py"
@@ -94,5 +95,9 @@ MUTANTS = (
         ".[-join(tables.commit, tables.same_batch(tables.attempt, tables.commit))\n        .where(c.committed_at < "
         "oldest, -]{+where(+}",
         f"{ATTEMPTS}::test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over",
+    ),
+    SETTINGS("texts-are-staged-in-the-encoding-of-the-session", "I7", "Settings.conninfo")(
+        '[-"client_encoding": CLIENT_ENCODING,\n-]',
+        f"{ATTEMPTS}::test_texts_are_staged_as_utf8_whatever_encoding_the_session_has",
     ),
 )

@@ -8,6 +8,7 @@ WITNESS = in_file("state_store/ledger/commit_witness.py")
 READ = in_file("jobs/sources/kafka/read.py")
 ERRORS = in_file("state_store/base/errors.py")
 OUTPUT = in_file("tidegate/output.py")
+SPANS = in_file("jobs/engine/spans.py")
 PRIVATE_FILES = in_file("tidegate/stack/machine/private_files.py")
 
 SETTINGS, PROJECT = "tests/unit/test_settings.py", "tests/unit/test_project.py"
@@ -84,5 +85,9 @@ MUTANTS = (
     PRIVATE_FILES("the-stack-s-files-are-open", "security:another-account-in-file-system", "private")(
         "os.O_NOFOLLOW, [-0o600-]{+0o644+})",
         "tests/unit/test_component.py::test_a_stacks_file_is_private_under_any_umask_and_is_no_link",
+    ),
+    SPANS("a-trace-has-what-an-error-quotes", "security:reader-of-metrics-endpoint", "Spans._record_attempt")(
+        'times.error[-.partition(":")[0]-] if times.error',
+        "tests/integration/test_spans.py::test_spans_have_the_times_of_the_ledger_and_the_codes_of_errors",
     ),
 )

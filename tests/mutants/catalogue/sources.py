@@ -25,6 +25,8 @@ TIME_STEPS = in_file("jobs/sources/postgres/time_steps.py")
 JSON_RECORDS = in_file("jobs/sources/files/formats/records/json_records.py")
 TEXT_SCAN = in_file("jobs/sources/files/formats/text_files/text_scan.py")
 COUNTED_FILES = in_file("state_store/ledger/counted_files.py")
+CHANGES = in_file("jobs/sources/changes.py")
+SOURCE_CONNECTION = in_file("jobs/sources/postgres/source_connection.py")
 
 OF_FILES, IDENTITY = "tests/sources/test_files.py", "tests/sources/test_file_identity.py"
 BY_ANOTHER_NAME = "tests/sources/test_file_identity.py::test_a_file_does_not_count_again_by_another_name"
@@ -262,5 +264,13 @@ MUTANTS = (
     ),
     PARTITIONED("a-partition-that-vanished-is-left-out", "I11", "PartitionedCoordinator._report_missing")(
         'if self._kind == "{+non-+}transactional":', "tests/unit/test_partitioned.py"
+    ),
+    CHANGES("a-policy-hides-changes-from-a-follower", "I1", "_connected")(
+        'cursor.execute("SET LOCAL row_security = [-off-]{+on+}")',
+        "tests/conformance/test_recorded_changes.py::test_a_policy_that_hides_changes_stops_a_follower",
+    ),
+    SOURCE_CONNECTION("a-limit-of-the-source-s-server-ends-a-read", "I20", MODULE)(
+        "SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN {+('none') AND name IN +}",
+        "tests/integration/test_surroundings.py::test_a_source_is_read_without_the_limits_of_its_server",
     ),
 )

@@ -83,4 +83,15 @@ MUTANTS = (
     SESSION("a-corrected-session-is-not-counted-as-such", "I22", "_united")(
         "sa.cast(before[- + sa.case((is_corrected, 1), else_=0)-], sa.BigInteger)", SESSIONS, MODEL
     ),
+    SESSION("a-session-of-a-key-that-is-null-is-another-one", "I22", "_same_key")(
+        "return [-sa.or_(equal, sa.and_(one[name].is_(None), other[name].is_(None))) if nullable else -]equal",
+        f"{TESTS}::test_all_rows_may_share_one_key_and_a_key_may_be_null",
+    ),
+    SESSION("a-sum-near-its-limit-is-refused-for-its-pieces", "I22", "_united")(
+        "m[-, of_one_batch=True-])", f"{TESTS}::test_sums_near_the_limit_of_their_type_count"
+    ),
+    EVENT("a-window-lasts-longer-where-clocks-are-put-back", "I22", "_interval")(
+        'f"{microseconds[-}-]{+ // 86_400_000_000} days {microseconds % 86_400_000_000}+} microseconds"',
+        f"{TESTS}::test_windows_do_not_depend_on_the_time_zone_of_the_database",
+    ),
 )
