@@ -128,7 +128,7 @@ def check_history(connection: Connection, pipeline: str, witness: Witness) -> Re
     """
     c = tables.cursor.c
     if (history := connection.scalar(sa.select(c.history).where(c.pipeline == pipeline))) is None:
-        raise cursors.unregistered(pipeline)
+        raise cursors.unregistered(connection, pipeline)
     facts = read(connection, pipeline, history, witness, [])
     cursors.check_not_retired(pipeline, facts.retired)
     return facts.registered
@@ -146,7 +146,7 @@ def read(connection: Connection, pipeline: str, history: UUID, witness: Witness,
     known = {"pipelines": [pipeline], "txids": list(txids)}
     rows = [_cut(row, _OF_PIPELINE) for row in connection.execute(_FACTS, cursors.parameters(pipeline, mark) | known)]
     if not rows:
-        raise cursors.unregistered(pipeline)
+        raise cursors.unregistered(connection, pipeline)
     cursor, database, retired, registered, _ = rows[0]
     cursors.check_database(cursor, database, mark, witness)
     found = [_of_batch(of_batch) for *_, of_batch in rows if of_batch[0] is not None]

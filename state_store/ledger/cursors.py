@@ -111,7 +111,7 @@ def lock(connection: Connection, pipeline: str, *, wait: bool = True) -> Cursor:
     c = tables.cursor.c
     row = connection.execute(sa.select(*CURSOR).where(c.pipeline == pipeline).with_for_update(nowait=not wait)).one_or_none()
     if row is None:
-        raise unregistered(pipeline)
+        raise unregistered(connection, pipeline)
     return Cursor(*row)
 
 
@@ -239,7 +239,7 @@ def committed(connection: Connection, pipeline: str) -> int:
     """
     txid: int | None = connection.scalar(sa.select(tables.cursor.c.txid).where(tables.cursor.c.pipeline == pipeline))
     if txid is None:
-        raise unregistered(pipeline)
+        raise unregistered(connection, pipeline)
     return txid
 
 
@@ -250,7 +250,7 @@ def check_in_service(connection: Connection, pipeline: str) -> None:
     """
     row = connection.execute(sa.select(*RETIRED).where(tables.pipeline.c.pipeline == pipeline)).one_or_none()
     if row is None:
-        raise unregistered(pipeline)
+        raise unregistered(connection, pipeline)
     check_not_retired(pipeline, Retired(*row))
 
 
@@ -266,6 +266,10 @@ def check_not_retired(pipeline: str, retired: Retired) -> None:
         )
 
 
-def unregistered(pipeline: str) -> SchemaOutOfDate:
-    """Return the error for a pipeline that is not registered."""
+def unregistered(connection: Connection, pipeline: str) -> SchemaOutOfDate:
+    """Return the error for a pipeline whose row is not found.
+
+    Raises: SchemaOutOfDate if something in the ledger is in the way of the row, such as a policy.
+    """
+    schema_revision.check_ledger(connection)
     return SchemaOutOfDate(f"Pipeline {pipeline} is not registered in this database. Run: tidegate migrate")

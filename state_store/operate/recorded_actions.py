@@ -59,7 +59,7 @@ def check_not_paused(connection: Connection, pipeline: str) -> None:
     p = tables.pipeline.c
     paused = sa.select(p.paused_at, p.paused_by, p.paused_reason, *cursors.RETIRED).where(p.pipeline == pipeline)
     if (row := connection.execute(paused).one_or_none()) is None:
-        raise cursors.unregistered(pipeline)
+        raise cursors.unregistered(connection, pipeline)
     cursors.check_not_retired(pipeline, cursors.Retired(*row[3:]))
     if row.paused_at is not None:
         raise PipelinePaused(

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import UnknownPipeline
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, spec_of
-from tidegate.state_store.ledger import cursors, tables
+from tidegate.state_store.ledger import cursors, schema_revision, tables
 from tidegate.state_store.ledger.cursors import Retired
 from tidegate.state_store.read_ledger import pipeline_facts
 from tidegate.state_store.read_ledger.batch_phases import Phase
@@ -106,7 +106,7 @@ def progress_of(connection: Connection, pipeline: str) -> Progress:
     rows = progress(connection, [pipeline])
     if not rows:
         cursors.check_not_retired(pipeline, retired(connection, pipeline))
-        raise _unknown(pipeline)
+        raise _unknown(connection, pipeline)
     return rows[0]
 
 
@@ -125,7 +125,7 @@ def spec_of_pipeline(connection: Connection, pipeline: str) -> PipelineSpec:
     is_dropped = sa.exists().where(s.pipeline == p.pipeline, s.dropped_at.is_not(None)).correlate(tables.pipeline)
     row = connection.execute(sa.select(p.declaration, is_dropped, *cursors.RETIRED).where(p.pipeline == pipeline)).one_or_none()
     if row is None:
-        raise _unknown(pipeline)
+        raise _unknown(connection, pipeline)
     declaration, has_dropped, *when = row
     if has_dropped:
         cursors.check_not_retired(pipeline, Retired(*when))
@@ -138,7 +138,7 @@ def check_registered(connection: Connection, pipeline: str) -> None:
     Raises: UnknownPipeline.
     """
     if fingerprint_of(connection, pipeline) is None:
-        raise _unknown(pipeline)
+        raise _unknown(connection, pipeline)
 
 
 def fingerprint_of(connection: Connection, pipeline: str) -> str | None:
@@ -147,5 +147,6 @@ def fingerprint_of(connection: Connection, pipeline: str) -> str | None:
     return connection.scalar(sa.select(p.fingerprint).where(p.pipeline == pipeline))
 
 
-def _unknown(pipeline: str) -> UnknownPipeline:
+def _unknown(connection: Connection, pipeline: str) -> UnknownPipeline:
+    schema_revision.check_ledger(connection)  # a policy on the ledger may hide the row
     return UnknownPipeline(f"Pipeline {pipeline} is not registered. If it is new, run: tidegate migrate")

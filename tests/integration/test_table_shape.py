@@ -246,10 +246,13 @@ IN_THE_WAY = {
         "CREATE RULE other AS ON INSERT TO tidegate.seal DO INSTEAD NOTHING",
         "DROP RULE other ON tidegate.seal",
     ),
-    "row-level security of tidegate.attempt": (
-        "ALTER TABLE tidegate.attempt ENABLE ROW LEVEL SECURITY",
-        "ALTER TABLE tidegate.attempt DISABLE ROW LEVEL SECURITY",
-    ),
+    **{
+        f"row-level security of tidegate.{table}": (
+            f"ALTER TABLE tidegate.{table} ENABLE ROW LEVEL SECURITY",
+            f"ALTER TABLE tidegate.{table} DISABLE ROW LEVEL SECURITY",
+        )
+        for table in ("attempt", "cursor", "pipeline")  # the last two make a pipeline look as if it were not registered
+    },
 }
 
 
