@@ -48,6 +48,9 @@ _REFUSALS = [
     (["too many clients"], "53300"),
     (["remaining connection slots"], "53300"),
     (["too many connections for"], "53300"),  # a role, a database
+    (["no such database"], "3D000"),  # of PgBouncer, as are the next two
+    (["no such user"], "28000"),
+    (["no more connections allowed"], "53300"),
     (["is starting up"], "57P03"),
     (["is shutting down"], "57P03"),
     (["in recovery mode"], "57P03"),
@@ -93,7 +96,8 @@ def translate(error: BaseException | None, doing: str, holder: str = "") -> erro
         return _given_up(state, f"Postgres gave up while {doing}: {_RETRYABLE_STATES[state]} ({message}).", holder)
     if state is None or state.startswith("08"):
         return errors.StoreUnavailable(
-            f"Postgres did not answer while {doing}: {message}. Start it (tidegate up) or check PGHOST and PGPORT."
+            f"Postgres did not answer while {doing}: {message}. Start it (tidegate up) or check PGHOST and PGPORT; where a "
+            "connection pooler is in front of it, look at the pooler's log."
         )
     raised = _RAISED.match(_detail(error, "context") or "")
     where = f" in {raised[1]}" if raised else ""

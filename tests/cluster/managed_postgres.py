@@ -136,7 +136,7 @@ def demand_tls(postgres: AnyPostgres, key: Path, certificate: Path, authority: A
 
 
 @contextmanager
-def pooler(postgres: AnyPostgres, folder: Path, port: int, *, size: int) -> Iterator[Settings]:
+def pooler(postgres: AnyPostgres, folder: Path, port: int, *, size: int, most_clients: int = 500) -> Iterator[Settings]:
     """Run PgBouncer in transaction mode in front of a server, with so many connections to it per role."""
     program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
@@ -147,8 +147,8 @@ def pooler(postgres: AnyPostgres, folder: Path, port: int, *, size: int) -> Iter
     (folder / "pgbouncer.ini").write_text(
         f"[databases]\n* = host={postgres.host} port={postgres.port}\n"
         f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = scram-sha-256\n"
-        f"auth_file = {folder / 'users'}\npool_mode = transaction\ndefault_pool_size = {size}\nmax_client_conn = 500\n"
-        f"logfile = {folder / 'log'}\n"
+        f"auth_file = {folder / 'users'}\npool_mode = transaction\ndefault_pool_size = {size}\n"
+        f"max_client_conn = {most_clients}\nlogfile = {folder / 'log'}\n"
     )
     if postgres.user is not None:  # it refuses to run as root
         subprocess.run(["chown", "-R", str(postgres.user), folder], check=True)

@@ -279,6 +279,16 @@ def test_sessions_are_in_utc_through_a_pooler(plain: AnyPostgres, tmp_path: Path
         plain.execute("ALTER ROLE tidegate RESET timezone")
 
 
+def test_a_pooler_without_a_free_connection_is_named(plain: AnyPostgres, tmp_path: Path, free_port: Callable[[], int]) -> None:
+    with (
+        pooler(plain, tmp_path / "pooler", free_port(), size=1, most_clients=1) as pooled,
+        StateStore.connect(pooled) as store,
+        store.engine.connect(),
+        pytest.raises(StoreUnavailable, match=r"too many connections \(.*no more connections"),
+    ):
+        StateStore.connect(pooled)
+
+
 # failover
 
 
