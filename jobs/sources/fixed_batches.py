@@ -22,7 +22,7 @@ Row = Sequence[Any]
 
 @dataclass(frozen=True)
 class FixedBatches(Source):
-    """Batch n has the rows of the n-th list. After the last list the source ends, or starts over with `cycle`.
+    """Batch n has the rows of the n-th list. After the last list the source ends.
 
     `schema` maps columns to Spark types. The lists must not change: metadata names a list by its place and its content, so
     that a changed list is noticed. Plan and processing have to see the same lists, so they belong in the module that
@@ -32,7 +32,6 @@ class FixedBatches(Source):
     batches: Sequence[Sequence[Row]]
     schema: Mapping[str, str]
     kind: SourceKind = "transactional"
-    cycle: bool = False
 
     def __post_init__(self) -> None:
         if not self.schema:
@@ -58,8 +57,7 @@ class FixedBatches(Source):
 
     def list_at(self, position: int) -> Sequence[Row] | None:
         """Return a list by its place, None after the last one."""
-        place = position % len(self.batches) if self.cycle and self.batches else position
-        return self.batches[place] if place < len(self.batches) else None
+        return self.batches[position] if position < len(self.batches) else None
 
 
 class FixedCoordinator(Coordinator):

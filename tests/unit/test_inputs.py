@@ -75,7 +75,7 @@ def test_each_input_moves_on_by_itself(settings: Settings) -> None:
     assert second == {"inputs": {"a": second["inputs"]["a"]}, "idle": {"b": first["inputs"]["b"]}, "references": {}}
 
     b.append([("N4", 4)])
-    without_a = Inputs({"b": lists(*b, kind="opaque"), "c": lists([("N5", 5)], cycle=False, kind="opaque")})
+    without_a = Inputs({"b": lists(*b, kind="opaque"), "c": lists([("N5", 5)], kind="opaque")})
     (third,) = plan(without_a, settings, second, 3)
     assert third["inputs"]["b"]["position"] == 1
     assert third["idle"] == {"a": second["inputs"]["a"]}

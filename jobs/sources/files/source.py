@@ -21,7 +21,7 @@ from tidegate.jobs.sources.column_types import check_names, parse_type
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.jobs.sources.files.file_globs import Glob
 from tidegate.jobs.sources.files.formats import Format
-from tidegate.jobs.sources.files.formats.text_files.text_options import check_options, named
+from tidegate.jobs.sources.files.formats.text_files.text_options import check_options
 from tidegate.jobs.sources.files.listing import EVERYTHING, Listing, first_objects, list_files
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns
 from tidegate.jobs.sources.files.stores.object_places import (
@@ -202,8 +202,6 @@ class Files(Source):
         least = min(self.max_files, 1 if self.max_bytes is None else self.max_bytes)
         yield least < 1, "needs max_files and max_bytes of at least 1."
         yield len(self.separator) != 1, f"cannot be separated by {self.separator!r}: use one character."
-        is_pretty = self.format == "json" and "multiline" in named(self.options)
-        yield is_pretty, "reads JSON lines: one record a line, so multiLine makes no sense."
         reserved = [name for name in self.options if name.lower() in RESERVED_OPTIONS]
         yield bool(reserved), f"cannot take the option {', '.join(reserved)}: Tidegate sets it to keep its promise."
         yield self.missing not in ("refuse", "null"), f"cannot take missing={self.missing!r}: use 'refuse' or 'null'."

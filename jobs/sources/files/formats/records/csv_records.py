@@ -20,14 +20,10 @@ EMPTY_LINE = 'an empty line may be an empty value or none at all: write "" for a
 class CsvParser(RecordParser):
     """Turns the records of a CSV file into columns.
 
-    `null` is the text that means NULL, `empty` the meaning of a quoted empty value. A file's header assigns values to columns;
-    without a header their order does.
+    `null` is the text that means NULL. A file's header assigns values to columns; without a header their order does.
     """
 
     null: str = ""
-    empty: str = ""
-    strip_left: bool = False
-    strip_right: bool = False
     has_header: bool = True
 
     def header(self, record: bytes) -> list[str] | None:
@@ -65,8 +61,6 @@ class CsvParser(RecordParser):
             values = texts[name] if name in texts else pa.nulls(len(chunk), pa.string())  # the file lacks the column
             if self.null:
                 values = pc.if_else(pc.equal(values, self.null), pa.scalar(None, pa.string()), values)
-            if self.empty:
-                values = pc.if_else(pc.equal(values, ""), self.empty, values)
             if name in self.formatted:
                 columns[name] = values
                 continue
@@ -77,7 +71,7 @@ class CsvParser(RecordParser):
 
     def _table_by_arrow(self, chunk: Chunk, names: Sequence[str]) -> pa.Table | None:
         """Return the texts as Arrow reads them; None if it would read others than the grammar says, or refuses a record."""
-        if chunk.bad or not self.grammar.is_plain or self.strip_left or self.strip_right or len(names) == 1:
+        if chunk.bad or not self.grammar.is_plain or len(names) == 1:
             return None
         first, last = int(chunk.starts[0]), int(chunk.ends[-1])
         if not self._present(names) or not self._is_read_alike(chunk.data, first, last):
@@ -158,10 +152,7 @@ class CsvParser(RecordParser):
             if (quoted := match["quoted"]) is not None:
                 values.append(self._unescaped(quoted).decode())
             else:
-                plain = match["plain"].decode()
-                plain = plain.lstrip() if self.strip_left else plain
-                plain = plain.rstrip() if self.strip_right else plain
-                values.append(plain or None)
+                values.append(match["plain"].decode() or None)
             place = match.end()
             if place == len(record):
                 return values

@@ -37,7 +37,6 @@ class Grammar:
     line_end: bytes | None = None
     blank_lines: bool = False
     blanks: bytes = b""
-    blanks_around_quotes: bool = False
     whole: bool = False
 
     @property
@@ -47,7 +46,7 @@ class Grammar:
             self.separator is not None
             and len(self.separator) == len(self.quote or b"-") == len(self.line_end or b"-") == 1
             and self.escape == self.quote
-            and not (self.comment or self.blanks_around_quotes)
+            and not self.comment
         )
 
     @cached_property
@@ -67,7 +66,6 @@ class Grammar:
         if not self.quote:
             return re.compile(rb"(?P<quoted>(?!))|(?P<plain>" + plain + rb")")
         quote, escape = re.escape(self.quote), re.escape(self.escape or self.quote)
-        around = rb"[ \t]*+" if self.blanks_around_quotes else b""
         if self.escape in (self.quote, b""):
             inside = (
                 rb"(?:[^" + quote + rb"]++|" + quote + quote + rb")*+"
@@ -76,8 +74,7 @@ class Grammar:
             )
         else:
             inside = rb"(?:(?!" + quote + rb"|" + escape + rb")(?s:.)|" + escape + rb"(?s:.))*+"
-        quoted = around + quote + rb"(?P<quoted>" + inside + rb")" + quote + around
-        return re.compile(quoted + rb"|(?!" + around + quote + rb")(?P<plain>" + plain + rb")")
+        return re.compile(quote + rb"(?P<quoted>" + inside + rb")" + quote + rb"|(?!" + quote + rb")(?P<plain>" + plain + rb")")
 
     @cached_property
     def values(self) -> "re.Pattern[bytes]":

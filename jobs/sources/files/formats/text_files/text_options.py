@@ -12,10 +12,7 @@ _OF_LINES = ("encoding", "charset", "linesep")
 _OF_VALUES = (*_OF_LINES, *PATTERNS.values(), "locale", "timezone")
 # By format, in lower case.
 KNOWN = {
-    "csv": (
-        *(*_OF_VALUES, "sep", "delimiter", "quote", "escape", "comment", "nullvalue", "emptyvalue", "multiline"),
-        *("ignoreleadingwhitespace", "ignoretrailingwhitespace", "maxcolumns", "maxcharspercolumn"),
-    ),
+    "csv": (*_OF_VALUES, "sep", "delimiter", "quote", "escape", "comment", "nullvalue"),
     "json": _OF_VALUES,
     "text": (*_OF_LINES, "wholetext"),
 }

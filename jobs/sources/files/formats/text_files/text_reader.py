@@ -130,7 +130,6 @@ def parser_of(source: Files) -> RecordParser:
             grammar = replace(GRAMMAR, line_end=line_end)
             return JsonParser(kinds, grammar, zone, formatted, may_lack, elsewhere=elsewhere, ignored=ignored)
     quote, escape = options.get("quote", '"'), options.get("escape", '"')
-    strip_left, strip_right = (is_true(source.options, f"ignore{side}whitespace") for side in ("leading", "trailing"))
     grammar = Grammar(
         separator=source.separator.encode(),
         quote=quote.encode(),
@@ -138,13 +137,6 @@ def parser_of(source: Files) -> RecordParser:
         escape=(escape if escape != '"' else quote).encode() if quote else b"",
         comment=options.get("comment", "").encode(),
         line_end=line_end,
-        blanks_around_quotes=strip_left or strip_right,
     )
-    return CsvParser(
-        *(kinds, grammar, zone, formatted, may_lack),
-        null=options.get("nullvalue", ""),
-        empty=options.get("emptyvalue", ""),
-        strip_left=strip_left,
-        strip_right=strip_right,
-        has_header=source.header,
-    )
+    null = options.get("nullvalue", "")
+    return CsvParser(kinds, grammar, zone, formatted, may_lack, null=null, has_header=source.header)
