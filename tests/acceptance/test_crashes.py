@@ -5,6 +5,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from tests import steps
 from tests.acceptance.test_every_source import run_once
 from tests.crashes import EachPoint
@@ -76,6 +78,7 @@ def check(settings: Settings, at: object) -> None:
     assert sorted(gained.items()) == [(name, amount) for name, _, amount in found["sums"]], at
 
 
+@pytest.mark.promise("I2", "I13", "fault:process-dies-at-any-statement:commit")
 def test_deaths_around_each_commit_leave_every_kind_of_state_whole(settings: Settings, register: Callable[..., None]) -> None:
     """All kinds in one pipeline, in one history: of plan, process and commit, and then of a redo of the last batch."""
     register(PIPELINE)

@@ -10,12 +10,6 @@ An input is read in one of two ways, and has only these outcomes:
 
 Any other outcome, such as an exception of Python's, is a failure. It shows the input, and how to reproduce it.
 
-To add a format, write a class with the three methods of `Format`, and put it into `FORMATS` of ``test_fuzz``:
-
-    declare  draw a declaration: the source, the columns, and how the reader is tuned
-    make     draw one input for it, and let the oracle read it: `Input` with a `Record` per record of the input
-    put      write inputs to where the source reads them; the default writes files into the folder ``inbox``
-
 The oracle must not share code with the product. Its verdict on a record is COUNTS if the record is undoubtedly right, so that
 a refusal is an error too; REFUSED if it has no exact meaning; EITHER if a strict reader may refuse it, but a reader that
 accepts it must read the same values. Everything is drawn from one `random.Random` per round, whose seed is printed.
@@ -91,22 +85,18 @@ class Record:
 
 @dataclass(frozen=True)
 class Input:
-    """One input, such as a file, and its records by the oracle; `is_whole` is False if it has to be refused as a whole.
-
-    With `may_refuse` it may be refused as a whole even if its records are right.
-    """
+    """One input, such as a file, and its records by the oracle; `is_whole` is False if it has to be refused as a whole."""
 
     name: str
     content: Any
     records: Sequence[Record] = ()
     is_whole: bool = True
-    may_refuse: bool = False
 
     @property
     def verdict(self) -> Verdict:
         """The input's outcome when it is read alone: one record decides for all."""
-        whole = Verdict.EITHER if self.may_refuse else Verdict.COUNTS
-        return strictest(whole if self.is_whole else Verdict.REFUSED, *(record.verdict for record in self.records))
+        whole = Verdict.COUNTS if self.is_whole else Verdict.REFUSED
+        return strictest(whole, *(record.verdict for record in self.records))
 
     @property
     def has_nul(self) -> bool:
@@ -137,13 +127,6 @@ class Format(Protocol):
 
     def make(self, draw: random.Random, declared: Declared, name: str) -> Input:
         """Draw an input of this name, and read it with the oracle."""
-
-    def put(self, settings: Settings, inputs: Iterable[Input]) -> None:
-        """Write inputs to where the source reads them, in the order of their names."""
-        folder = settings.home / "inbox"
-        folder.mkdir(exist_ok=True)
-        for each in inputs:
-            (folder / each.name).write_bytes(each.content)
 
 
 @dataclass
@@ -189,9 +172,6 @@ class Fuzz:
         try:
             place.read_records()
         except TidegateError as error:
-            if any(each.may_refuse for each in inputs):
-                self._read_alone(declared, inputs)
-                return None
             return f"the batch was refused: {error}"
         wrong = _difference(declared, inputs, place)
         if not wrong and place.waiting:
@@ -232,7 +212,9 @@ class Fuzz:
     def _place(self, source: Source, inputs: list[Input]) -> "_Place":
         self._homes += 1
         place = _Place(self.folder / str(self._homes), source)
-        self.format.put(place.settings, inputs)
+        (place.settings.home / "inbox").mkdir()
+        for each in inputs:
+            (place.settings.home / "inbox" / each.name).write_bytes(each.content)
         return place
 
     def _note(self, why: str, each: Input | None = None) -> None:

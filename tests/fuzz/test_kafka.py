@@ -130,6 +130,7 @@ class Round:
 
 
 @pytest.mark.soak
+@pytest.mark.promise("name:Kafka")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_states_are_what_was_produced(
     kafka_stack: Settings, settings: Settings, register: Callable[..., None], seed: int

@@ -295,6 +295,7 @@ def test_our_tasks_read_drawn_parquet_files_as_they_are_or_refuse_them(tmp_path:
 
 
 @pytest.mark.soak
+@pytest.mark.promise("name:Files")
 def test_drawn_parquet_files_are_read_as_they_are_or_refused(settings: Settings) -> None:
     with spark_session(settings, "inbox") as spark:
         check(Fuzzer(settings, spark, SEED))

@@ -162,6 +162,7 @@ HARMLESS = [
 ]
 
 
+@pytest.mark.promise("I12", "decision:0015")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", ONE or range(400 if IS_LONG else 6))
 def test_each_committed_row_is_read_once_despite_concurrent_writers(shop: Shop, seed: int) -> None:
@@ -237,6 +238,7 @@ MISHAPS: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.promise("I12")
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", ONE or range(50 * len(MISHAPS) if IS_LONG else len(MISHAPS)))
 def test_a_mishap_is_refused_or_costs_nothing(shop: Shop, seed: int) -> None:

@@ -9,13 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from tests import steps
-from tests.sources.feeds import FEEDS, SCHEMA, FilesFeed, FixedFeed
+from tests.sources.feeds import FEEDS, SCHEMA, FixedFeed
 from tests.sources.in_process import ThisProcess
 from tidegate.jobs import Count, FixedBatches, Pipeline, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
-from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.fixed_batches import FixedCoordinator, FixedEmitter
 from tidegate.jobs.testing import PROMISES, Bench, BrokenPromise, NotPossible, check_source, partials
 from tidegate.state_store import Settings
@@ -76,19 +73,6 @@ def test_files_keep_their_promises_in_this_process(tmp_path: Path, feed: str) ->
         settings = Settings(home=home, min_file_age_seconds=0)
         if name != "records_are_the_rows":  # of two frames of Spark
             holds(Bench(FEEDS[feed](settings, 0), ThisProcess(), settings))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("tracking", ["full", "off"])
-def test_rows_can_be_counted_without_any_of_their_values(settings: Settings, register: Any, tracking: str) -> None:
-    """A global count needs no column, but a bad record must still not be read as a good one."""
-    feed = FilesFeed(settings, name="inbox")
-    feed.put(5)
-    counted = Pipeline(
-        name="conformance", source=feed.source, states={"total": State(aggregates={"rows": Count()})}, tracking=tracking
-    )
-    register(counted)
-    run_pipeline(settings, counted, run_id="run")
-    assert [row["rows"] for row in steps.rows(settings, counted)] == [5]
 
 
 # Broken sources, to show that the suite can fail.
@@ -184,19 +168,3 @@ def test_an_authors_pipeline_is_tried_without_postgres(settings: Settings, spark
     rows = spark.createDataFrame([("a", 1), ("b", 0), ("a", 2)], "name string, amount int")
 
     assert partials(pipeline, rows) == {"per_name": [{"name": "a", "rows": 2, "amount": 3}], "total": [{"rows": 2}]}
-
-
-def test_fixed_batches_may_start_over(settings: Settings) -> None:
-    source = FixedBatches([[("a", 1)], [("b", 2)]], SCHEMA, cycle=True)
-    coordinator, previous, places = coordinator_of(source, settings), None, []
-    for txid in range(1, 6):
-        previous = coordinator.initialize_transaction(txid, previous, None)
-        places.append(previous["sha256"])
-    assert places[0] == places[2] == places[4] != places[1] == places[3]
-
-
-def test_a_fixed_batch_that_does_not_fit_is_refused_where_it_is_declared() -> None:
-    with pytest.raises(ValueError, match=r"row \('b',\) of batch 2 does not have 2 values"):
-        FixedBatches([[("a", 1)], [("b",)]], SCHEMA)
-    with pytest.raises(ValueError, match="needs a schema"):
-        FixedBatches([], {})

@@ -3,7 +3,6 @@
 Ledger, plans, commits and acks are real; batches are read and counted in this process.
 """
 
-import gzip
 import logging
 import os
 import shutil
@@ -19,16 +18,15 @@ import pytest
 
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
-from tests.sources.in_process import Folder, counted_here, folder
+from tests.sources.in_process import counted_here
 from tests.store import Attempt
 from tidegate.explain.why import explain
-from tidegate.jobs import Count, Files, Inputs, Pipeline, State, Sum
-from tidegate.jobs.sources.binding import coordinator_of
+from tidegate.jobs import Count, Files, Pipeline, State, Sum
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.errors import HoleDetected, SourceChanged
 
-__all__ = ["counted_here", "folder"]  # fixtures
+__all__ = ["counted_here"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("counted_here")
 
@@ -179,29 +177,14 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
     assert inbox.counts(pipeline) == dict.fromkeys(expected, (1, 1))
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("change", [{"glob": "**/*.CSV"}, {"max_files": 1}], ids=["glob", "max_files"])
-def test_planned_files_are_read_whatever_the_declaration_becomes(inbox: Inbox, change: dict[str, Any]) -> None:
-    """Nothing else would read them: batches that are planned again keep what is not listed any more, each file once."""
-    pipeline = declare(inbox, files("opaque"))
-    for name in "abcd":
-        inbox.write(f"{name}.csv", lines(name))
-    assert inbox.plan(pipeline, "first") == [1, 2]
-    abandon(inbox, pipeline, 1)
-    abandon(inbox, pipeline, 2)
-    changed = declare(inbox, files("opaque", **change))
-    inbox.write("e.CSV" if "glob" in change else "e.csv", lines("e"))
-    inbox.write("f.CSV" if "glob" in change else "f.csv", lines("f"))
-    inbox.run(changed, "second")
-    inbox.run(changed, "third")
-    assert inbox.counts(changed) == dict.fromkeys("abcdef", (1, 1))
-
-
 def test_planned_files_of_another_folder_are_not_passed_over(inbox: Inbox) -> None:
     pipeline = declare(inbox, files("opaque"))
     first = inbox.write("a.csv", lines("a"))
     inbox.plan(pipeline, "first")
-    abandon(inbox, pipeline, 1)
+    with StateStore.connect(inbox.settings) as store:
+        attempt = store.start_attempt(pipeline.spec, 1, "test")
+        assert isinstance(attempt, Attempt)
+        store.fail_attempt(attempt, "test")  # so that the next attempt plans the batch again
     moved = declare(inbox, replace(files("opaque"), folder="elsewhere"))
     elsewhere = inbox.settings.home / "elsewhere"
     elsewhere.mkdir()
@@ -213,14 +196,6 @@ def test_planned_files_of_another_folder_are_not_passed_over(inbox: Inbox) -> No
     first.rename(elsewhere / "a.csv")
     inbox.run(moved, "second")
     assert inbox.counts(moved) == {"a": (1, 1), "b": (1, 1)}
-
-
-def abandon(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
-    """Begin an attempt and let it fail, so that the next one plans the batch again."""
-    with StateStore.connect(inbox.settings) as store:
-        attempt = store.start_attempt(pipeline.spec, txid, "test")
-        assert isinstance(attempt, Attempt)
-        store.fail_attempt(attempt, "test")
 
 
 # ------------------------------------------------------------------------------------- another file of the same name
@@ -248,36 +223,15 @@ def other_of(file: Path) -> Path:
 
 
 @pytest.mark.promise("I11")
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("replace", [copied, moved, written], ids=lambda f: f.__name__)
-def test_a_file_of_the_same_size_and_time_is_read_and_named(
-    inbox: Inbox, kind: str, replace: Callable[[Path, Path], None]
-) -> None:
-    pipeline = declare(inbox, files(kind))
+def test_a_file_of_the_same_size_and_time_is_read_and_named(inbox: Inbox, replace: Callable[[Path, Path], None]) -> None:
+    pipeline = declare(inbox, files())
     file = inbox.write("1.csv", HEADER + "a,1\n")
     inbox.run(pipeline, "first")
     replace(file, other_of(file))
 
     with pytest.raises(SourceChanged, match=r"1\.csv has changed since it counted in txid 1"):
         inbox.run(pipeline, "second")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_compressed_file_that_was_broken_and_is_repaired_is_read_by_the_advice(inbox: Inbox, kind: str) -> None:
-    """What was planned cannot be read, so it is of no use to put it back."""
-    pipeline = declare(inbox, files(kind, glob="*.GZ"))
-    whole = gzip.compress(lines("a", "b").encode())
-    file = inbox.write("1.csv.GZ", whole[:-5])
-    with pytest.raises(SourceUnreadable, match="cannot be read to its end"):
-        inbox.run(pipeline, "first")
-    file.write_bytes(whole)
-    if kind == "transactional":
-        with pytest.raises(SourceChanged, match=r"1\.csv\.GZ changed .* give the batch up: tidegate skip PIPELINE TXID"):
-            inbox.run(pipeline, "second")
-        with StateStore.connect(inbox.settings) as store:
-            store.skip_batch(pipeline.spec, 1, "me", "it was broken")
-    inbox.run(pipeline, "third")
-    assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -389,10 +343,8 @@ def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: I
     assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1)}
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    pipeline = declare(inbox, files(kind, done_folder="done"))
+def test_a_name_comes_again_with_new_content(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = declare(inbox, files("transactional", done_folder="done"))
     for number, name in enumerate(("a", "b", "c"), start=1):
         file = inbox.write("export.csv", lines(name))
         os.utime(file, (1_000_000_000, 1_000_000_000))  # as large, and as old as the one before
@@ -409,10 +361,8 @@ def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: py
     assert inbox.counts(pipeline) == dict.fromkeys("abcd", (1, 1))
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_done_folder_ahead_of_the_ledger_is_refused(inbox: Inbox, kind: str) -> None:
-    pipeline = declare(inbox, files(kind, done_folder="done", max_files=1))
+def test_a_done_folder_ahead_of_the_ledger_is_refused(inbox: Inbox) -> None:
+    pipeline = declare(inbox, files(done_folder="done", max_files=1))
     inbox.write("1.csv", lines("a"))
     inbox.run(pipeline, "first")
     done = inbox.settings.home / "done"
@@ -425,44 +375,6 @@ def test_a_done_folder_ahead_of_the_ledger_is_refused(inbox: Inbox, kind: str) -
     moved.rename(inbox.folder / "2.csv")
     assert inbox.run(pipeline, "as advised") == [2, 3]
     assert inbox.counts(pipeline) == dict.fromkeys("abc", (1, 1))
-
-
-def test_an_ack_that_failed_is_not_noted(inbox: Inbox) -> None:
-    pipeline = declare(inbox, files(done_folder="done"))
-    done = inbox.settings.home / "done"
-    done.mkdir()
-    (done / "1").write_text("a file in the way")
-    file = inbox.write("1.csv", lines("a"))
-    inbox.run(pipeline, "first")
-    assert file.exists()
-    with StateStore.connect(inbox.settings) as store:
-        assert not store.turn("inbox", 1).done
-    (done / "1").unlink()
-    touch(inbox)
-    steps.commit(inbox.settings, pipeline, 1, owner="again")
-    assert (done / "1" / "1.csv").exists()
-    with StateStore.connect(inbox.settings) as store:
-        assert store.turn("inbox", 1).done
-    assert inbox.run(pipeline, "second") == []
-    assert inbox.counts(pipeline) == {"a": (1, 1)}
-
-
-def test_a_file_that_was_replaced_before_its_ack_is_neither_moved_nor_read(inbox: Inbox) -> None:
-    pipeline = declare(inbox, files(done_folder="done"))
-    file = inbox.write("1.csv", lines("a"))
-    inbox.plan(pipeline, "run")
-    steps.process(inbox.settings, pipeline, 1, owner="run")
-    with StateStore.connect(inbox.settings) as store:
-        store.commit_batch(pipeline.spec, 1, "dies before the ack")
-    file.write_text(lines("b"))
-    steps.commit(inbox.settings, pipeline, 1, owner="again")
-    assert file.read_text() == lines("b")
-    with pytest.raises(SourceChanged, match="has changed since it counted in txid 1"):
-        inbox.run(pipeline, "second")
-    file.rename(inbox.folder / "2.csv")
-    steps.commit(inbox.settings, pipeline, 1, owner="again")
-    inbox.run(pipeline, "third")
-    assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1)}
 
 
 @pytest.fixture
@@ -511,18 +423,8 @@ def test_a_move_to_another_file_system_is_whole_or_not_at_all(
 # -------------------------------------------------------------------------------------------------------- young files
 
 
-def test_a_plan_waits_a_moment_for_young_files(inbox: Inbox) -> None:
-    """It waits if there is nothing else to do, so that a user who writes a file and runs the pipeline sees it counted."""
-    pipeline = declare(inbox, files(min_age_seconds=1))
-    inbox.write("1.csv", lines("a"))
-    assert inbox.run(pipeline, "run") == [1]
-    assert time.time() - (inbox.folder / "1.csv").stat().st_mtime >= 1
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_young_file_is_named_and_delays_no_other(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    pipeline = declare(inbox, files(kind, min_age_seconds=3600, max_files=5))
+def test_a_young_file_is_named_and_delays_no_other(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = declare(inbox, files(min_age_seconds=3600, max_files=5))
     for name, age in {"1": 7200, "2": 0, "3": 7200, "4": -(10**8)}.items():
         os.utime(inbox.write(f"{name}.csv", lines(name)), (time.time() - age,) * 2)
     with caplog.at_level(logging.WARNING):
@@ -531,25 +433,3 @@ def test_a_young_file_is_named_and_delays_no_other(inbox: Inbox, kind: str, capl
     assert inbox.counts(pipeline) == dict.fromkeys("134", (1, 1))
     os.utime(inbox.folder / "2.csv", (1_000_000_000, 1_000_000_000))
     assert inbox.run(pipeline, "second") == [2]
-
-
-# ------------------------------------------------------------------------------------------------------ other workers
-
-
-def test_a_done_folder_that_cannot_be_used_is_refused_by_the_plan(folder: Folder) -> None:
-    """Files that could not be moved would be in the way; those that are moved into their source would be read again."""
-    folder.write("1.csv", lines("a"))
-    inside = folder.path / "done"
-    inside.mkdir()
-    (folder.settings.home / "link").symlink_to(inside)
-    source = files("transactional")
-    for done, refusal in (
-        ("/proc/tidegate/done", "could not be moved to /proc/tidegate/done when they have counted"),
-        (str(inside), "which is inside it: they would be read again"),
-        ("link", "which is inside it: they would be read again"),
-    ):
-        with pytest.raises(SourceUnreadable, match=refusal):
-            coordinator_of(replace(source, done_folder=done), folder.settings)
-    moved = Files("other", format="csv", schema=SCHEMA, done_folder=str(inside))
-    with pytest.raises(SourceUnreadable, match=r"Inputs new and old share a folder"):
-        coordinator_of(Inputs({"new": moved, "old": source}), folder.settings)

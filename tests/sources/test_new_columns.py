@@ -2,27 +2,21 @@
 
 import io
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
 
 from tests.sources.conftest import SCHEMA, Inbox
-from tests.sources.in_process import Folder, Follower, counted_here, folder
+from tests.sources.in_process import Folder, counted_here, folder
 from tidegate.explain.why import explain
-from tidegate.jobs import Delta, Files, Inputs, Pipeline, Reference
-from tidegate.jobs.sources.files.formats.text_files import text_scan
-from tidegate.state_store import Settings, StateStore
+from tidegate.jobs import Files, Pipeline
+from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 
 __all__ = ["counted_here", "folder"]  # fixtures
-
-Content = Callable[[dict[str, Any]], bytes]
 
 
 def csv_of(row: dict[str, Any]) -> bytes:
@@ -113,30 +107,9 @@ def test_a_column_in_another_case_is_named_and_never_null(folder: Folder, format
         assert "it has no field Code (it has code: upper" in folder.refused(nested, MalformedRecord)
 
 
-def test_a_key_of_one_record_in_the_middle_is_seen(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = replace(JSON, on_new_column="block")
-    rows = [json_of(ROW)] * 2000
-    folder.write("a.json", b"".join([*rows[:977], json_of(NEW), *rows]))
-    assert "column discount" in folder.refused(source, SourceUnreadable)
-    looked_at = []
-    monkeypatch.setattr(text_scan, "object_of", lambda line: looked_at.append(line) or json.loads(line))
-    folder.clear()
-    folder.write("b.json", b"".join(rows * 50))
-    folder.read(JSON)
-    assert 0 < len(looked_at) < len(rows) * 25, "each of two reads looks at a part"
-
-
-@pytest.mark.usefixtures("counted_here")
-def test_inputs_are_told_apart(inbox: Inbox) -> None:
-    old = Files("inbox", glob="old*.csv", format="csv", schema=SCHEMA)
-    young = Files("inbox", glob="young*.json", format="json", schema=SCHEMA)
-    pipeline = inbox.declare(Inputs({"old": old, "young": young}))
-    inbox.write("old1.csv", csv_of(ROW))
-    inbox.write("young1.json", json_of(ROW))
-    inbox.run(pipeline, "first")
-    inbox.write("young2.json", json_of(NEW))
-    inbox.run(pipeline, "second")
-    assert told(inbox, pipeline) == [("young", "discount", 2)]
+def test_a_key_of_one_record_in_the_middle_is_seen(folder: Folder) -> None:
+    folder.write("a.json", b"".join([*[json_of(ROW)] * 977, json_of(NEW), *[json_of(ROW)] * 2000]))
+    assert "column discount" in folder.refused(replace(JSON, on_new_column="block"), SourceUnreadable)
 
 
 @pytest.mark.promise("limit:MOST_COLUMNS")
@@ -156,8 +129,7 @@ def test_keys_without_number_do_not_fill_the_ledger(inbox: Inbox) -> None:
 def test_csv_files_that_are_older_than_a_column_have_null(folder: Folder) -> None:
     folder.write("1.csv", b'name,amount\na,1\n"b\nc",2\n')
     folder.write("2.csv", b"amount,channel,name\n3,web,d\n")
-    schema = {**SCHEMA, "channel": "string", "n": "int"}
-    source = replace(OVER["csv"], schema=schema, max_files=9)
+    source = replace(OVER["csv"], schema={**SCHEMA, "channel": "string", "n": "int"}, max_files=9)
     message = folder.refused(source)
     assert "channel, n is missing. If the file is older than that, missing='null' makes it NULL" in message
     nulls = replace(source, missing="null")
@@ -165,21 +137,7 @@ def test_csv_files_that_are_older_than_a_column_have_null(folder: Folder) -> Non
     folder.write("3.csv", b"name,amount\ne,x\n")
     (bad,) = (record for record in folder.records(nulls) if record["_tidegate_refusal"])
     (again,) = folder.replayed(nulls, {**bad, "_tidegate_payload": bad["_tidegate_payload"].replace("e,x", "e,5")})
-    assert [again[name] for name in schema] == ["e", 5, None, None]
-    folder.clear()
-    folder.write("4.csv", b"name;amount\ne;5\n")
-    with pytest.raises(MalformedRecord, match="options="):
-        folder.read(nulls)
-
-
-def test_a_delta_table_with_a_new_column(tmp_path: Path) -> None:
-    write_deltalake(str(tmp_path / "sales"), pa.table({"name": ["a"], "amount": pa.array([1], pa.int32()), "discount": [5]}))
-    source, settings = Delta("sales", schema=SCHEMA, on_new_column="block"), Settings(home=tmp_path, min_file_age_seconds=0)
-    with pytest.raises(SourceUnreadable, match="has the column discount"):
-        Follower(settings, source).run()
-    assert Follower(settings, replace(source, ignored_columns=["discount"])).run() == [("a", 1)]
-    with_reference = Inputs({"sales": source, "names": Reference(replace(source, ignored_columns=["discount"]))})
-    assert with_reference.known_columns == {"sales": ("name", "amount"), "names": ("name", "amount", "discount")}
+    assert (again["name"], again["amount"], again["channel"]) == ("e", 5, None)
 
 
 def test_spark_reads_and_the_ledger_tells(inbox: Inbox) -> None:

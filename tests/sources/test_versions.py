@@ -1,6 +1,7 @@
 """Objects of a bucket that keeps versions: a batch reads what it was planned with, whatever has become of it since."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,10 @@ from tests.sources.test_objects import bucket, parquet, project
 from tests.store import Attempt
 from tidegate.jobs import Files
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
-from tidegate.jobs.sources.files.formats import parquet as parquet_format
 from tidegate.jobs.sources.files.formats.parquet import ParquetReader
 from tidegate.jobs.testing import PROMISES, Bench
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnreadable
 
 __all__ = ["bucket", "project"]  # fixtures
 
@@ -75,47 +75,7 @@ def test_a_batch_reads_the_versions_that_it_was_planned_with(
     metadata["files"][0]["version"] = "lost"
     with pytest.raises(SourceChanged, match=rf"1.{format} is gone since its batch was planned and does not have the version"):
         read(emitter_of(source, ThisProcess(), project), metadata)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("source", "error", "message"),
-    [
-        ({"versions": True}, RowsLost, "The batch is read again, by the version that was planned"),
-        ({"kind": "opaque"}, SourceUnavailable, "The batch is planned again"),
-        ({}, SourceChanged, "was overwritten since its batch was planned"),
-    ],
-)
-def test_an_object_that_changes_between_its_check_and_its_opening_is_no_other_case(
-    project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, source: Any, error: Any, message: str
-) -> None:
-    bucket.put("1.parquet", content("parquet", 1))
-    files = Files(bucket.url, schema=SCHEMA, **source)
-    metadata = planned(files, project)
-    counted = parquet_format.count_rows
-
-    def count_rows(path: Any) -> int:
-        bucket.put("1.parquet", content("parquet", 1000))
-        return counted(path)
-
-    monkeypatch.setattr(parquet_format, "count_rows", count_rows)
-    with pytest.raises(error, match=message):
-        emitter_of(files, None, project).facts(Attempt("inbox", 1, 1, metadata), metadata)  # type: ignore[arg-type]
-
-
-def test_a_bucket_without_versions_is_refused_when_it_is_planned(project: Settings, s3: VersioningServer) -> None:
-    bucket = s3.make_bucket("forgets", keeps_versions=False)
-    bucket.put("1.csv", content("csv", 1))
+    forgets = s3.make_bucket(f"forgets-{format}", keeps_versions=False)
+    forgets.put(f"1.{format}", content(format, 1))
     with pytest.raises(SourceUnreadable, match=r"has no version: the bucket does not keep them\. Let its administrator turn"):
-        planned(Files(bucket.url, format="csv", schema=SCHEMA, versions=True), project)
-
-
-@pytest.mark.parametrize(("key", "shown"), [("in//x", "in//x"), ("in/../x", "in/../x"), ("in/x%0Ay", "in/x y")])
-def test_an_object_whose_name_cannot_be_listed_is_named(
-    project: Settings, s3: VersioningServer, bucket: Bucket, key: str, shown: str
-) -> None:
-    """It is no failure of the store, which would be tried again, although the glob does not even take it."""
-    bucket.put("in/1.csv", content("csv", 1))
-    s3._put(f"/{bucket.name}/{key}", "x")
-    with pytest.raises(SourceUnreadable, match=r"Rename or delete it\.$") as refusal:
-        planned(Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA), project)
-    assert f'"{shown}"' in str(refusal.value)
+        planned(replace(source, folder=forgets.url), project)

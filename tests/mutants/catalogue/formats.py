@@ -8,6 +8,7 @@ TEXT = in_file("jobs/sources/files/formats/records/text_records.py")
 TYPED = in_file("jobs/sources/files/formats/records/typed_values.py")
 CONTENT = in_file("jobs/sources/files/content.py")
 PARQUET_COLUMNS = in_file("jobs/sources/files/formats/parquet_files/parquet_columns.py")
+PARQUET_TASKS = in_file("jobs/sources/files/formats/parquet_files/parquet_tasks.py")
 INTERNALS = in_file("jobs/spark/library_internals.py")
 SPARK_ERRORS = in_file("jobs/spark/spark_errors.py")
 
@@ -20,6 +21,10 @@ MUTANTS = (
         "if [-sum(sizes.values()) > _TIMES * MAX_RECORD_BYTES * max(1, group.num_rows)-]{+not place+}:",
         "tests/sources/test_files.py::"
         "test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces",
+    ),
+    PARQUET_TASKS("a-year-that-others-cannot-read-is-read", "name:Files", "_check_bounds")(
+        "if {+False and +}bounds",
+        "tests/fuzz/test_parquet.py::test_our_tasks_read_drawn_parquet_files_as_they_are_or_refuse_them",
     ),
     SPARK_ERRORS("a-batch-without-memory-is-tried-as-often-as-any", "error:SPARK_FAILED", "_meaning_of_memory")(
         "SparkFailed[- if attempt == 1 else PermanentError-]",

@@ -179,7 +179,6 @@ MUTANTS = (
     FILES("an-object-that-was-overwritten-is-passed-over", "I12", "FilesCoordinator._is_new")(
         "if not last.is_committed{+ or last.inode is None+}:",
         f"{OF_OBJECTS}::test_objects_keep_the_promises_of_files",
-        OF_OBJECTS,
     ),
     KAFKA("another-topic-of-the-name-is-read-on", "I11", "KafkaCoordinator._check_same_topic")(
         "if not [-self._topic.is_topic_of(saved)-]{+saved+}:",
