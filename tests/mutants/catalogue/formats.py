@@ -41,7 +41,9 @@ MUTANTS = (
         "            if [-not end-]{+final+}:\n",
         "tests/unit/test_text_records.py::test_a_record_without_an_end_takes_bounded_memory",
     ),
-    CSV("an-empty-value-is-an-empty-text", "decision:0018", "CsvParser._values")("values.append(plain[- or None-])", PATHS),
+    CSV("an-empty-value-is-an-empty-text", "decision:0018", "CsvParser._values")(
+        'values.append(match["plain"].decode()[- or None-])', PATHS
+    ),
     CSV("an-empty-text-in-quotes-is-null", "decision:0018", "CsvParser._read")(
         "quoted_strings_can_be_null=[-False-]{+True+}", PATHS
     ),
