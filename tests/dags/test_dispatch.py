@@ -6,12 +6,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from tests.batches import Batches
 from tests.dags.conftest import CLICKS, in_a_loop
-from tests.store import WINDOW, Attempt, Tracked
+from tests.store import WINDOW
 from tidegate.dags import batch_trigger, dispatch
 from tidegate.dags.batch_trigger import PROCESS, TurnPoller, TurnTrigger
 from tidegate.dags.waiting_tasks import Answer, Place
@@ -80,19 +79,13 @@ async def test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits(
     batches: Batches, poller: TurnPoller, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "SECONDS_ON_THE_WAY", 0.0)
-    batches.plan("run", 5)
+    batches.plan("run", 3)
     airflow.states |= {0: "running", 1: "running"}
-    waits = Waits(poller, 5)
-    attempt = await asyncio.to_thread(batches.begin, 3)
+    waits = Waits(poller, 3)
     await asyncio.to_thread(batches.begin, 1)
     await waits.none_but()
     airflow.states[1] = "failed"
     assert await waits.over(2) == ["worker"]
-    airflow.states[1] = "running"
-    await waits.none_but(2)
-    await asyncio.to_thread(batches.store.fail_attempt, attempt, "SPARK_UNAVAILABLE: gone")
-    airflow.states[0] = "success"
-    assert await waits.over(3) == ["worker"]
 
 
 @in_a_loop
@@ -138,34 +131,14 @@ async def test_a_batch_beyond_the_window_waits_until_there_is_room_or_a_halt(
 
 
 @in_a_loop
-async def test_a_task_that_failed_silently_ends_only_waits_beyond_the_window(
-    batches: Batches, poller: TurnPoller, airflow: Airflow
+async def test_a_process_task_that_was_cleared_goes_to_a_worker_at_once(
+    batches: Batches, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches.plan("run", WINDOW + 2)
-    airflow.failed = [0]
-    airflow.states |= {1: "running", 2: "running"}
-    waits = Waits(poller, WINDOW + 2)
-    failed = "no task of this run tries txid 1 any more"
-    assert await waits.over(WINDOW + 1, WINDOW + 2) == [failed] * 2
-    await waits.none_but(WINDOW + 1, WINDOW + 2)
-
-
-@pytest.mark.parametrize(
-    ("try_number", "is_sealed", "event"),
-    [(1, False, TriggerEvent(None)), (1, True, TaskSuccessEvent()), (2, True, TriggerEvent(None))],
-)
-@in_a_loop
-async def test_the_trigger_of_a_process_task_ends_it_or_sends_it_to_a_worker(
-    batches: Batches, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch, try_number: int, is_sealed: bool, event: TriggerEvent
-) -> None:
-    """A task that was cleared, or is tried again, goes to a worker at once: it may have to process its batch again."""
+    """It may have to process its batch again although that is sealed."""
     monkeypatch.setattr(batch_trigger, "_poller", poller)
     batches.plan("run", 1)
-    if is_sealed:
-        attempt = batches.begin(1)
-        assert isinstance(attempt, Attempt)
-        batches.store.seal(attempt, [], Tracked(0))
-    path, arguments = TurnTrigger(CLICKS.name, "process", CONCURRENCY).serialize()
-    trigger = import_string(path)(**arguments)
-    trigger.task_instance = SimpleNamespace(task_id=PROCESS, run_id="run", map_index=0, try_number=try_number)
-    assert [found async for found in trigger.run()] == [event]
+    batches.seal(1)
+    trigger = TurnTrigger(CLICKS.name, "process", CONCURRENCY)
+    for try_number, event in ((1, TaskSuccessEvent()), (2, TriggerEvent(None))):
+        trigger.task_instance = SimpleNamespace(task_id=PROCESS, run_id="run", map_index=0, try_number=try_number)
+        assert [found async for found in trigger.run()] == [event]

@@ -1,7 +1,6 @@
 """Waiting triggers learn of their turns from a real ledger, through one poller, under all kinds of failures."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
@@ -10,8 +9,7 @@ from typing import Any
 
 import psycopg2
 import pytest
-from airflow.sdk.module_loading import import_string
-from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import TaskSuccessEvent
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -46,31 +44,17 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> Polls:
     return more
 
 
-@pytest.fixture
-def connects(settings: Settings) -> list[StateStore]:
-    return []
-
-
-@pytest.fixture
-def poller(settings: Settings, connects: list[StateStore]) -> TurnPoller:
-    return _poller(settings, connects)
-
-
 def _poller(
     settings: Settings,
-    connects: list[StateStore],
     failed: Callable[[str, str], Iterable[int]] = lambda _pipeline, _run_id: [],
     process_tasks: Callable[[str, str], dict[int, str]] = lambda _pipeline, _run_id: {},
 ) -> TurnPoller:
-    return TurnPoller(_connect(settings, connects), failed, process_tasks)
+    return TurnPoller(lambda: StateStore.connect(settings), failed, process_tasks)
 
 
-def _connect(settings: Settings, connects: list[StateStore]) -> Callable[[], StateStore]:
-    def connect() -> StateStore:
-        connects.append(StateStore.connect(settings))
-        return connects[-1]
-
-    return connect
+@pytest.fixture
+def poller(settings: Settings) -> TurnPoller:
+    return _poller(settings)
 
 
 def _places(txids: Iterable[int]) -> list[Place]:
@@ -136,7 +120,7 @@ async def test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared(
     batches.store.halt_batch(CLICKS.name, 1, "SOURCE_CHANGED: a.csv")
     batches.seal(2)
     states: dict[int, Any] = {0: None, 1: "success"}
-    poller = _poller(settings, [], process_tasks=lambda _pipeline, _run_id: states)
+    poller = _poller(settings, process_tasks=lambda _pipeline, _run_id: states)
     waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2])]
     await polls(6)
     assert not any(wait.done() for wait in waits)
@@ -151,41 +135,12 @@ async def test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared(
 
 
 @in_a_loop
-async def test_many_waiting_triggers_share_one_connection(
-    batches: Batches, poller: TurnPoller, connects: list[StateStore]
-) -> None:
-    """The triggerer may hold thousands of waits; Postgres must not notice."""
-    batches.plan("run", 30)
-    for txid in range(1, 31):
-        batches.seal(txid)
-        batches.commit(txid)
-    turns = await asyncio.gather(*(_turn(poller, place) for place in _places(range(1, 31))))
-    assert [turn.done for turn in turns] == [True] * 30
-    assert len(connects) == 1
-
-
-@in_a_loop
-async def test_waits_outlive_an_unreachable_postgres(
-    batches: Batches,
-    settings: Settings,
-    connects: list[StateStore],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The error is logged and the query repeated; a wait never fails because of it."""
-    monkeypatch.setattr(batch_trigger, "POLL_SECONDS", 0.5)
+async def test_waits_outlive_an_unreachable_postgres(batches: Batches, settings: Settings) -> None:
     batches.plan("run", 1)
     batches.seal(1)
-    refused = iter([replace(settings, pg_port=1)])
-
-    def connect() -> StateStore:
-        return _connect(next(refused, settings), connects)()
-
-    poller = TurnPoller(connect, lambda _pipeline, _run_id: [], lambda _pipeline, _run_id: {})
-    with caplog.at_level(logging.WARNING, logger="tidegate.dags.batch_trigger"):
-        assert (await _turn(poller, *_places([1]))).opens
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "asking again in 1 s" in caplog.text
+    tried = iter([replace(settings, pg_port=1), settings])
+    poller = TurnPoller(lambda: StateStore.connect(next(tried)), lambda *_: [], lambda *_: {})
+    assert (await _turn(poller, *_places([1]))).opens
 
 
 @pytest.mark.parametrize("situation", ["an attempt at work", "sealed ahead of its turn"])
@@ -196,14 +151,14 @@ async def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_s
     batches.plan("run", 3)
     (batches.begin if situation == "an attempt at work" else batches.seal)(2)
     looks: list[str] = []
-    poller = _poller(settings, [], lambda _pipeline, run_id: looks.append(run_id) or [1])
+    poller = _poller(settings, lambda _pipeline, run_id: looks.append(run_id) or [1])
     before, wait = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 3]))
     while len(looks) < 4:
         await asyncio.sleep(0.01)
     assert not wait.done()
     # Nothing is at work any more: the attempt falls silent, or nothing commits the sealed batch in its turn.
     if situation == "an attempt at work":
-        await asyncio.to_thread(_silence, batches.store.settings)
+        await asyncio.to_thread(_as_owner, settings, SILENCE)
         assert not before.done()
     else:
         await asyncio.to_thread(batches.seal, 1)
@@ -214,23 +169,18 @@ async def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_s
 
 @in_a_loop
 async def test_a_run_that_another_database_does_not_know_ends_its_waits(
-    batches: Batches, polls: Polls, poller: TurnPoller
+    batches: Batches, polls: Polls, poller: TurnPoller, settings: Settings
 ) -> None:
     """After `tidegate restore` no batch of the run is left; without an answer, its waits would keep the next run waiting."""
     batches.plan("run", 1)
     wait = asyncio.create_task(_turn(poller, *_places([1])))
     await polls(3)
     assert not wait.done()
-    await asyncio.to_thread(_forget_batches, batches.store.settings)
+    await asyncio.to_thread(_as_owner, settings, "TRUNCATE tidegate.batch CASCADE")
     assert (await wait).halted == "the ledger knows no such batch of this run"
 
 
-def _forget_batches(settings: Settings) -> None:
-    _as_owner(settings, "TRUNCATE tidegate.batch CASCADE")
-
-
-def _silence(settings: Settings) -> None:
-    _as_owner(settings, "UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'")
+SILENCE = "UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'"
 
 
 def _as_owner(settings: Settings, statement: str) -> None:
@@ -248,7 +198,7 @@ async def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commi
     """Its process task was marked as done by hand, before it began or in its work: no task would ever seal it."""
     monkeypatch.setattr(batch_trigger, "SECONDS_UNTIL_ABANDONED", 0.3)
     states = {0: "up_for_retry"}
-    poller = _poller(settings, [], process_tasks=lambda _pipeline, _run_id: states)
+    poller = _poller(settings, process_tasks=lambda _pipeline, _run_id: states)
     batches.plan("run", 2)
     if has_begun:
         batches.begin(1)
@@ -259,7 +209,7 @@ async def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commi
     if has_begun:
         await polls(20)  # which takes a second
         assert not first.done()  # a task is at work
-        await asyncio.to_thread(_silence, settings)
+        await asyncio.to_thread(_as_owner, settings, SILENCE)
     assert (await first).opens
     assert not second.done()
     second.cancel()
@@ -281,59 +231,6 @@ def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatc
     assert batch_trigger.process_tasks(CLICKS.name, "run") == dict(enumerate(of_process))
 
 
-@in_a_loop
-async def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: Settings) -> None:
-    """A bug in the poller must not stay hidden."""
-
-    def connect() -> StateStore:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await TurnPoller(connect, lambda *_: [], lambda *_: {}).wait(*_places([1]))
-
-
-HALTED = (
-    "clicks 1 will not commit in this run: txid 1 is halted: GUARD_MISMATCH: txid 9 is ahead. "
-    "Fix that and trigger the Dag again: it starts with what is left over. More: tidegate why clicks 1"
-)
-
-
-@pytest.mark.parametrize(
-    ("situation", "event", "message"),
-    [
-        ("processed", TriggerEvent(None), "clicks 1: its turn to commit has come, a worker goes on with it now"),
-        ("committed", TaskSuccessEvent(), "clicks 1 has committed"),
-        ("not acked", TriggerEvent(None), "clicks 1: its turn to commit has come, a worker goes on with it now"),
-        ("acked", TaskSuccessEvent(), "clicks 1 has committed"),
-        ("halted", TriggerEvent({"reason": HALTED, "waits_for": None}), ""),
-    ],
-)
-@in_a_loop
-async def test_the_trigger_ends_its_task_if_no_worker_is_needed(
-    batches: Batches,
-    poller: TurnPoller,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    situation: str,
-    event: TriggerEvent,
-    message: str,
-) -> None:
-    monkeypatch.setattr(batch_trigger, "_poller", poller)
-    batches.plan("run", 1, awaits_ack="acked" in situation)
-    batches.seal(1)
-    if situation == "halted":
-        batches.store.halt_batch(CLICKS.name, 1, "GUARD_MISMATCH: txid 9 is ahead.")
-    elif situation != "processed":
-        batches.commit(1)
-    if situation == "acked":
-        batches.store.note_ack(CLICKS.name, 1, 1)
-    path, arguments = TurnTrigger(CLICKS.name, "commit").serialize()
-    trigger = import_string(path)(**arguments)
-    trigger.task_instance = SimpleNamespace(task_id=COMMIT, run_id="run", map_index=0, try_number=1)
-    assert [found async for found in trigger.run()] == [event]
-    assert message in capfd.readouterr().out  # Airflow's own logger writes there
-
-
 @pytest.mark.parametrize("is_next", [False, True])
 @in_a_loop
 async def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
@@ -346,7 +243,7 @@ async def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
         batches.commit(1)
     looks: list[str] = []
     failed = [1]
-    poller = _poller(settings, [], lambda _pipeline, run_id: looks.append(run_id) or list(failed))
+    poller = _poller(settings, lambda _pipeline, run_id: looks.append(run_id) or list(failed))
     wait = asyncio.create_task(_turn(poller, *_places([3])))
     while len(looks) < 4 and not wait.done():
         await asyncio.sleep(0.01)
@@ -378,7 +275,7 @@ async def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(batche
             batches.give_up(2)
         return [1]
 
-    poller = _poller(settings, [], failed_tasks)
+    poller = _poller(settings, failed_tasks)
     wait = asyncio.create_task(_turn(poller, *_places([3])))
     while looks < 4 and not wait.done():
         await asyncio.sleep(0.01)

@@ -31,6 +31,20 @@ MUTANTS = (
         f"{OF_TRIGGER}::test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait",
         f"{OF_TRIGGER}::test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit",
     ),
+    TRIGGER("a-commit-ends-before-a-cleared-task-has-lifted-its-halt", "I20", "TurnPoller._without_tried_again")(
+        "if goes_on [-or not is_due-]{+and not is_due+}:",
+        f"{OF_TRIGGER}::test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared",
+    ),
+    TRIGGER("waits-end-with-postgres", "fault:one-postgres-backend-or-server-dies:processing", "TurnPoller._poll")(
+        "except ([-TidegateError, -]AirflowRuntimeError{+,+}) as", f"{OF_TRIGGER}::test_waits_outlive_an_unreachable_postgres"
+    ),
+    TRIGGER("a-run-of-another-database-waits-for-ever", "I20", "TurnPoller._answers")(
+        "over = {place: UNKNOWN for place in places if place not in {+places or place in +}waiting}",
+        f"{OF_TRIGGER}::test_a_run_that_another_database_does_not_know_ends_its_waits",
+    ),
+    TRIGGER("a-cleared-task-ends-without-a-worker", "name:batch_dag", "TurnTrigger.run")(
+        "ti.try_number > [-1-]{+9+}:", f"{OF_DISPATCH}::test_a_process_task_that_was_cleared_goes_to_a_worker_at_once"
+    ),
     TASKS("a-wait-that-ended-in-vain-does-not-ask-the-ledger-again", "I20", "_still_halted")(
         "return [-store.committed(pipeline) < waits_for-]{+True+}",
         f"{OF_DAG}::test_a_wait_that_ended_in_vain_asks_the_ledger_again_before_it_fails",
@@ -85,6 +99,14 @@ MUTANTS = (
     )(
         "max(left[0].concurrency[- - len(busy)-], 0)",
         f"{OF_DISPATCH}::test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without",
+    ),
+    DISPATCH("a-task-that-is-over-keeps-its-place", "I20", "Dispatcher._sent_to_workers")(
+        'if state [-in WITH_WORKER-]{+!= "deferred"+}}',
+        f"{OF_DISPATCH}::test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits",
+    ),
+    DISPATCH("a-halt-ends-no-wait-for-a-worker", "I20", "Dispatcher.answers")(
+        "batch is None[- or (turn.halted and not turn.begins)-]:",
+        f"{OF_DISPATCH}::test_a_batch_beyond_the_window_waits_until_there_is_room_or_a_halt",
     ),
     DISPATCH(
         "a-task-on-its-way-is-not-counted", "performance:so-do-process-tasks-except-first-ones", "Dispatcher._sent_to_workers"
