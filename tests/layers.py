@@ -6,7 +6,6 @@ from collections import defaultdict
 import pytest
 
 _LEFT_OUT = pytest.StashKey[int]()
-ADVICE = pytest.StashKey[str]()  # how much of it tests have followed: tests/cli/test_advice.py
 
 
 @pytest.hookimpl(trylast=True)
@@ -28,22 +27,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the process that prints the summary how many tests this one has left out, and which advice it has followed."""
+    """Tell the process that prints the summary how many tests this one has left out."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash.get(_LEFT_OUT, 0)
-        session.config.workeroutput["advice"] = session.config.stash.get(ADVICE, "")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object) -> None:
-    """Take the number from the last process that ends: all collect the same; and the advice from the one that followed it."""
+    """Take the number from the last process that ends: all collect the same."""
     output, config = getattr(node, "workeroutput", {}), node.config  # type: ignore[attr-defined]
     config.stash[_LEFT_OUT] = output.get("left_out", 0)
-    config.stash[ADVICE] = config.stash.get(ADVICE, "") or output.get("advice", "")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print tests and minutes by folder, how many tests are left to `make soak`, and the advice that was not followed."""
+    """Print tests and minutes by folder, and how many tests are left to `make soak`."""
     tests: dict[str, set[str]] = defaultdict(set)
     seconds: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
@@ -59,5 +56,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.write_line(f"| {folder} | {len(tests[folder])} | {seconds[folder] / 60:.1f} |")
     if left_out := config.stash.get(_LEFT_OUT, 0):
         terminalreporter.write_line(f"{left_out} tests or parameters are left to make soak.")
-    if advice := config.stash.get(ADVICE, ""):
-        terminalreporter.write_line(advice)
