@@ -33,15 +33,9 @@ def clone(tmp_path: Path) -> Iterator[Path]:
     subprocess.run([COMMAND, "down", "--delete-data", "--yes"], cwd=copy / "examples", check=True, capture_output=True)
 
 
-def test_every_block_is_of_a_kind_that_is_tested() -> None:
-    """A block in another language would go untested; drawings are text, and tests/cluster runs with the settings."""
-    assert {language for language, _ in blocks(README)} == {"console", "python", "text", "toml"}
-
-
 @pytest.mark.promise("verb:demo")
 @pytest.mark.soak
 def test_the_demo_does_what_readme_shows(clone: Path, tmp_path: Path) -> None:
-    """Console blocks print the shown output (``...`` stands for anything)."""
     environment = {**os.environ, "PYTHONPATH": str(clone)}  # the copy's own modules, not the installed project's
     shell = Shell(clone, environment, tmp_path / "variables")
     for language, content in blocks(README, end=OWN):
