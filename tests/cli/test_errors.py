@@ -42,7 +42,6 @@ def _fails(done, exit_code: int, *fragments: str) -> None:
 
 @pytest.mark.promise("error:STORE_UNAVAILABLE")
 def test_without_a_ledger_every_verb_says_what_is_missing(tidegate: CommandLine, server: Server, tmp_path: Path) -> None:
-    """An address where nothing answers may answer later; a wrong password, which is not shown, and missing tables stay so."""
     passfile = tmp_path / "pgpass"
     passfile.write_text("*:*:*:*:not-the-password\n")
     passfile.chmod(0o600)

@@ -57,7 +57,6 @@ def test_a_paused_pipeline_starts_no_run_until_it_is_resumed(tidegate: CommandLi
 
 @pytest.mark.promise("error:AIRFLOW_UNAVAILABLE", "json:retry")
 def test_a_retry_names_what_it_lifts_and_the_next_step(tidegate: CommandLine, store: StateStore) -> None:
-    """Without Airflow the lift stays, with its mark in the ledger, so the run alone is missing."""
     assert "Nothing to retry" in tidegate("retry", "flights").stderr
     batches = Batches(store, flights.PIPELINE)
     batches.plan("run", 3)
@@ -90,24 +89,6 @@ def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: Comman
     outcome = tidegate.json("retry", "flights", "1")  # without Airflow, as with --here
     assert (outcome["lifted"], outcome["committed"], outcome["state"]) == ([1], [1], "success")
     assert len(tidegate.json("inspect", "flights")) == 1
-
-
-def test_only_failed_batches_are_skipped_and_in_their_turn(tidegate: CommandLine, store: StateStore) -> None:
-    batches = Batches(store, flights.PIPELINE)
-    batches.plan("run", 3)
-    skip = ("skip", "flights", "2", "--reason", "no use")
-    for yes in ([], ["--yes"]):
-        assert "flights 2 has not failed" in tidegate.refused(*skip, *yes)
-    store.fail_attempt(batches.begin(2), "OVERFLOW: cents.", is_poison=True)
-    assert "flights 2 is failed (OVERFLOW: cents). Skipping it leaves all its rows out" in tidegate.refused(*skip)
-    assert tidegate.json(*skip, "--yes") == {"txid": 2, "skipped": False, "given_up": True, "already": False}
-    assert tidegate.json("inspect", "flights")[1]["waits_for"] == "its turn to be skipped: no use"
-    batches.seal(1)
-    store.commit_batch(SPEC, 1, "test")
-    assert tidegate.json(*skip, "--yes") == {"txid": 2, "skipped": True, "given_up": True, "already": False}
-    assert tidegate.json(*skip) == {"txid": 2, "skipped": True, "given_up": True, "already": True}
-    assert "flights 2 has been skipped: nothing to retry" in tidegate("retry", "flights", "2").stderr
-    assert "flights 1 has committed on" in tidegate("retry", "flights", "1").stderr
 
 
 # redo and prune
@@ -147,7 +128,6 @@ def test_the_last_batch_is_redone_only_with_yes_and_counts_once(shops: CommandLi
 
 @pytest.mark.promise("verb:changes", "verb:prune", "json:changes", "json:prune")
 def test_old_changes_and_partitions_are_removed_only_with_yes(shops: CommandLine) -> None:
-    """It says first what it would do; what is asked the wrong way changes nothing; later changes are still shown."""
     for number, amounts in enumerate(((500, 1500), (1600,), (3100,)), start=1):
         write_file(shops.settings.home, f"orders/{number}.csv", "shop,cents", *(f"Lisbon,{amount}" for amount in amounts))
     assert shops.json("run", "orders")["committed"] == [1, 2, 3]

@@ -13,7 +13,6 @@ ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,533,-4,UA,1714,LGA,IAH,
 
 @pytest.mark.promise("verb:retire", "verb:reinstate", "json:reinstate", "json:retire")
 def test_a_retired_pipeline_is_refused_everywhere_and_goes_on_when_it_is_reinstated(shops: CommandLine) -> None:
-    """Its state in the end is that of a pipeline that was never retired."""
     home = shops.settings.home
     write_file(home, "orders/1.csv", "shop,cents", "Lisbon,1250", "Porto,0", ",5")
     assert shops.json("run", "orders")["committed"] == [1]

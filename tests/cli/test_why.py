@@ -46,7 +46,6 @@ def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandL
 
 
 def test_airflow_is_asked_also_if_something_else_needs_attention(tidegate: CommandLine) -> None:
-    """A bad record in quarantine is no reason why a run does not come; nor does a commit, while its task waits in Airflow."""
     (password := tidegate.settings.home / "password").write_text("secret")
     away = {"TIDEGATE_AIRFLOW_URL": "http://127.0.0.1:1", "TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
 

@@ -24,7 +24,6 @@ from tidegate.stack.components.server_process import (
     COMPONENT_VARIABLE,
     STACK_VARIABLE,
     is_alive,
-    log_file,
     reserve_port,
     wait_until,
 )
@@ -71,18 +70,6 @@ class Stack:
     def supervisor(self) -> psutil.Process:
         (process,) = [process for process in self.marked() if marker(process)[1] == "supervisor"]
         return process
-
-    def kill(self, name: str) -> embedded.ComponentStatus:
-        """Kill a component with -9, wait until the supervisor has restarted it, and return its new status."""
-        before = self.statuses()[name]
-        psutil.Process(before.pid).kill()
-
-        def is_back() -> bool:
-            now = self.statuses()[name]
-            return now.state == "up" and now.restarts > before.restarts and now.pid != before.pid
-
-        assert wait_until(is_back, 300), (self.statuses()[name], log_file(self.folder, name).read_text()[-4000:])
-        return self.statuses()[name]
 
     def marked(self) -> list[psutil.Process]:
         return [process for process in psutil.process_iter() if marker(process)[0] == str(self.folder)]

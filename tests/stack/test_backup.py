@@ -41,7 +41,6 @@ def commit(tally: Tally, *txids: int) -> None:
 
 @pytest.mark.promise("verb:backup", "verb:restore", "json:backup", "json:restore")
 def test_a_restored_backup_names_the_commits_lost_since(running: Stack, tmp_path: Path) -> None:
-    """Three commits, a backup after two: the pipeline halts, names the third, goes on after the second once accepted."""
     register_pipelines(running.settings, TALLY)
     file, tidegate = tmp_path / "backup", running.tidegate
     with StateStore.connect(running.settings) as store:
@@ -79,7 +78,6 @@ def test_a_restored_backup_names_the_commits_lost_since(running: Stack, tmp_path
 
 @pytest.mark.promise("verb:restore")
 def test_a_damaged_backup_changes_nothing(running: Stack, tmp_path: Path) -> None:
-    """It is read completely before the database is replaced, and the unfinished one is dropped."""
     file = tmp_path / "backup"
     assert running.tidegate("backup", str(file)).returncode == 0
     with file.open("r+b") as opened:
@@ -94,7 +92,6 @@ def test_a_damaged_backup_changes_nothing(running: Stack, tmp_path: Path) -> Non
 
 @pytest.mark.promise("verb:restore")
 def test_a_useless_dump_changes_nothing(running: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another database, it would make all pipelines begin again; of newer code, nothing could read it."""
     register_pipelines(running.settings, TALLY)
     other, newer = tmp_path / "airflow", tmp_path / "newer"
     with other.open("wb") as output:
@@ -114,7 +111,6 @@ def test_a_useless_dump_changes_nothing(running: Stack, tmp_path: Path, monkeypa
 
 @pytest.mark.promise("verb:restore")
 def test_a_dump_has_no_more_rights_than_the_ledgers_owner(running: Stack, tmp_path: Path) -> None:
-    """It is code, which a restore runs: it can start no program of the server's account, and change no role."""
     file = tmp_path / "dump"
     execute(administrator(running), "CREATE DATABASE crafted")
     execute(administrator(running, "crafted"), CRAFTED)

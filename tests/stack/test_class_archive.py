@@ -15,7 +15,6 @@ from tidegate.state_store import Settings
 
 @pytest.mark.promise("performance:java-classes-are-archived-at-set-up")
 def test_sparks_server_maps_the_archive_that_setup_has_made(stack: Settings) -> None:
-    """The archive fits the Java and the Spark of this environment, so the server maps its classes."""
     archive = spark.class_archive()
     if archive is None:
         pytest.skip("There is no archive of Spark's classes. Make it: python -m tidegate.stack.components.spark_class_archive")
@@ -29,7 +28,6 @@ def test_sparks_server_maps_the_archive_that_setup_has_made(stack: Settings) -> 
 @pytest.mark.promise("performance:java-classes-are-archived-at-set-up")
 @pytest.mark.soak
 def test_an_archive_that_does_not_fit_is_ignored_silently(tmp_path: Path) -> None:
-    """After a change of Java, or with a broken file, the server starts all the same, without a line in its log."""
     archive = tmp_path / "not an archive.jsa"
     archive.write_bytes(b"made by another Java" * 1000)
     with ExitStack() as until:

@@ -24,7 +24,6 @@ def shared(kafka_stack: Settings) -> Stack:
 
 
 def test_a_topic_is_not_created_by_accident(shared: Stack) -> None:
-    """A misspelt topic is an error, not an empty topic."""
     refused: list[object] = []
     producer = Producer(kafka_client(shared.settings) | {"message.timeout.ms": "2000"})
     producer.produce("nmubers", "1", on_delivery=lambda error, _message: refused.append(error))
@@ -38,7 +37,6 @@ def test_a_topic_is_not_created_by_accident(shared: Stack) -> None:
 @pytest.mark.soak
 @pytest.mark.promise("security:another-account-of-same-machine-at-ports")
 def test_a_client_without_the_password_is_refused(shared: Stack) -> None:
-    """A client without login or with another password is refused; the controller refuses every client."""
     right = kafka_client(shared.settings) | {"log_level": 0}
     controller = {"bootstrap.servers": f"127.0.0.1:{Layout.load(shared.home).ports['kafka_controller']}"}
 
@@ -50,7 +48,6 @@ def test_a_client_without_the_password_is_refused(shared: Stack) -> None:
 
 @pytest.mark.promise("security:other-machines")
 def test_the_broker_listens_on_loopback_only(shared: Stack) -> None:
-    """Other machines reach neither the broker nor its controller."""
     listening = [
         c for c in psutil.Process(shared.statuses()["kafka"].pid).net_connections("inet") if c.status == psutil.CONN_LISTEN
     ]
@@ -62,7 +59,6 @@ def test_the_broker_listens_on_loopback_only(shared: Stack) -> None:
 
 @pytest.mark.promise("decision:0021")
 def test_kafkas_secrets_are_in_private_files_only(shared: Stack) -> None:
-    """Passwords are in files that only their owner reads, and in no argument, environment, log or setting."""
     folder = shared.folder / "secrets"
     secrets = {name: (folder / name).read_text() for name in ("kafka_tidegate_password", "kafka_controller_password")}
     texts = {str(log): log.read_text(errors="replace") for log in (shared.folder / "logs").iterdir()}

@@ -31,7 +31,6 @@ def small_disk() -> Iterator[Path]:
 @pytest.mark.promise("error:MACHINE_REFUSES")
 @pytest.mark.soak
 def test_a_stack_recovers_from_a_full_disk(small_disk: Path) -> None:
-    """The supervisor lives on, `up` names the file that it cannot write, and dead components return when there is room."""
     stack = Stack(small_disk / "home")
     stack.home.mkdir()
     copy_examples(stack.home)
@@ -63,7 +62,6 @@ def test_a_stack_recovers_from_a_full_disk(small_disk: Path) -> None:
 
 @pytest.mark.promise("error:NOT_PERMITTED")
 def test_a_folder_that_cannot_be_written_is_named(small_disk: Path) -> None:
-    """Every verb of the stack says so in a sentence."""
     home = small_disk / "home"
     home.mkdir()
     stack = Stack(home)
@@ -79,7 +77,6 @@ def test_a_folder_that_cannot_be_written_is_named(small_disk: Path) -> None:
 
 
 def test_a_ledger_is_never_overwritten_replaced_or_shared(tmp_path: Path) -> None:
-    """An empty one in its place would begin all pipelines at txid 1, without their states."""
     home = tmp_path / "home"
     postgres = EmbeddedPostgres(home / ".tidegate", 1)
 

@@ -85,7 +85,6 @@ def end_spark(address: str) -> None:
 def test_a_listener_on_the_other_loopback_address_sees_nothing(
     host: str, stack: Settings, neighbour: int, tmp_path: Path
 ) -> None:
-    """If ``localhost`` is ::1 first, and a neighbour listens there, only Spark is called."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -103,7 +102,6 @@ def test_a_listener_on_the_other_loopback_address_sees_nothing(
 
 @pytest.mark.promise("error:LISTENER_NOT_TRUSTED", "security:another-account-that-takes-port-while-its", "decision:0019")
 def test_a_neighbour_on_sparks_port_gets_no_token(stack: Settings, neighbour: int, free_port: Callable[[], int]) -> None:
-    """While Spark is away its port is free: an account that takes it is named, and receives nothing from any client."""
     port = free_port()
     settings = replace(stack, spark_remote=f"sc://localhost:{port}")
 
@@ -136,7 +134,6 @@ def is_trusted(server: port_owner.Server) -> bool:
 def test_a_connection_to_a_neighbour_is_refused_though_the_port_is_ours_again(
     way: str, neighbour: int, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An account that had the port briefly may hold a connection of ours: while it does, the port is not trusted."""
     if way == "by table":  # where a sandbox forbids the query
         monkeypatch.setattr(port_owner, "_sockets_by_netlink", Mock(side_effect=PermissionError))
     port = free_port()
@@ -162,10 +159,6 @@ def test_a_connection_to_a_neighbour_is_refused_though_the_port_is_ours_again(
 
 @pytest.mark.promise("security:another-account-of-same-machine-at-ports")
 def test_sparks_own_ports_refuse_clients_without_the_secret(stack: Settings) -> None:
-    """Spark's ports besides its server's answer a client of Spark's own only if it knows the secret.
-
-    The same client gets answers where authentication is off, so it would have got them here.
-    """
     (status,) = [status for status in embedded.status(stack) if status.name == "spark"]
     server = psutil.Process(status.pid)
     listening = {c.laddr.port for c in server.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
@@ -186,7 +179,6 @@ def test_sparks_own_ports_refuse_clients_without_the_secret(stack: Settings) -> 
 def test_an_impostor_of_postgres_does_not_get_the_password(
     stack: Settings, neighbour: int, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
-    """A server that asks for the password in clear gets none, and a verb says so and how to allow it."""
     port = free_port()
     copy_examples(tmp_path)
     environ = {**os.environ, "TIDEGATE_HOME": str(tmp_path), "PGPORT": str(port), "PGPASSFILE": str(stack.pg_passfile)}
@@ -206,7 +198,6 @@ def test_an_impostor_of_postgres_does_not_get_the_password(
 def test_an_impostor_gets_no_password_of_a_superuser(
     stack: Settings, neighbour: int, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The health check of Postgres, its superuser, and both drivers of Airflow send nothing to an account on its port."""
     port = free_port()
     layout = Layout.load(stack.home)
     postgres = EmbeddedPostgres(layout.folder, port)
@@ -244,7 +235,6 @@ async def connect(address: str, connect_args: dict[str, Any]) -> None:
 def test_an_impostor_of_airflow_does_not_get_the_password(
     host: str, neighbour: int, free_port: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command line sends Airflow's password to trusted accounts only, and past every proxy."""
     port = free_port()
     (tmp_path / "password").write_text("correct horse")
     settings = Settings(airflow_url=f"http://{host}:{port}", airflow_password_file=tmp_path / "password")
@@ -291,7 +281,6 @@ os.chmod(folder, int(sys.argv[5], 8))
 def test_a_claim_to_a_port_follows_no_link_and_empties_no_file(
     mode: str, shared: Path, neighbour: int, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
-    """If a neighbour makes the folder of claims, with a link to our file as a claim, the file is unchanged."""
     precious, port = tmp_path / "precious.txt", free_port() + 1_000
     precious.write_text("her text")
     run(command_as(neighbour, LAYS_OUT, shared, os.geteuid(), port, precious, mode)).check_returncode()
@@ -307,7 +296,6 @@ def test_a_claim_to_a_port_follows_no_link_and_empties_no_file(
 def test_a_neighbours_stack_is_neither_started_nor_ended(
     verb: list[str], neighbour: int, shared: Path, bystander: psutil.Process
 ) -> None:
-    """Files in a neighbour's folder that name our process as the supervisor end nothing; the verb names the owner."""
     folder = shared / ".tidegate" / "run"
     folder.mkdir(parents=True)
     RunFolder(folder.parent).write("supervisor", Identity.of(bystander.pid))

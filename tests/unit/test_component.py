@@ -21,7 +21,6 @@ def test_a_process_of_another_boot_is_another_process(tmp_path) -> None:
 
 
 def test_a_copy_of_a_stack_does_not_know_the_processes_of_the_other(tmp_path) -> None:
-    """`down` in the copy would end them; a moved stack keeps its own."""
     RunFolder(tmp_path / "stack").write("supervisor", Identity.of(os.getpid()))
     shutil.copytree(tmp_path / "stack", tmp_path / "copy")
     copy = RunFolder(tmp_path / "copy")
@@ -31,7 +30,6 @@ def test_a_copy_of_a_stack_does_not_know_the_processes_of_the_other(tmp_path) ->
 
 
 def test_a_stacks_file_is_private_under_any_umask_and_is_no_link(tmp_path) -> None:
-    """Processes of a stack have a umask of their own; a person's shell may let others read what it writes."""
     before = os.umask(0)
     try:
         with open(tmp_path / "password", "w", opener=private) as file:

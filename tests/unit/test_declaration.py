@@ -11,13 +11,11 @@ from tidegate.jobs import (
     ApproxDistinct,
     ApproxQuantiles,
     Avg,
-    BitOr,
     Changes,
     CollectSet,
     Count,
     Delta,
     Files,
-    First,
     Histogram,
     History,
     Iceberg,
@@ -37,7 +35,6 @@ from tidegate.jobs import (
     StateQuery,
     Sum,
     Tumbling,
-    Variance,
 )
 from tidegate.jobs.windows import Window
 
@@ -120,10 +117,7 @@ NO_TYPE = "is not a column type. Choose one of: text, boolean"
 
 REFUSED: dict[str, list[tuple[Declare, str]]] = {
     "a pipeline": [
-        (lambda: declare(states={}), "Pipeline inbox declares no state"),
         (lambda: declare(window=0), "window of 0; it must be at least 1"),
-        (lambda: declare(concurrency=0), "concurrency of 0; it must be at least 1"),
-        (lambda: declare(version=0), "version"),
         (lambda: declare(states={"plane": PLANE, "plane_versions": PLANE}), "two tables named plane_versions"),
     ],
     "columns that are one to Spark": [
@@ -138,70 +132,42 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: PostgresTable(table="t", key="id", schema=ALIKE), f"id and Id {TWICE}"),
     ],
     "a state": [
-        (lambda: declare_state(aggregates={}), "per_name needs at least one aggregate"),
         *((lambda kind=kind: declare_state(key={"name": kind}), NO_TYPE) for kind in ("float", "char(3)", "TEXT")),
-        *((lambda kind=kind: declare_state(key={"name": kind}), NO_TYPE) for kind in ("numeric(39,2)", "numeric(5,6)")),
         (lambda: State(key={"a": "bigint[]"}, aggregates={"n": Count()}).spec("s"), "cannot keep an array in a"),
         (lambda: Newest({}, {}, {"at": "date"}), "needs a key"),
-        (lambda: Newest({"a": "text"}, {}, {}), "needs order_by"),
-        (lambda: Newest({"a": "text"}, {"a": "text"}, {"at": "date"}).spec("s"), "two columns named a"),
     ],
     "an aggregate": [
         *((lambda kind=kind: Sum("name", kind), f"cannot be kept as {kind}") for kind in ("text", "boolean", "timestamp")),
         *((lambda of=of: state(x=of("amount", "TEXT")), "is not a column type") for of in (Min, Max)),
-        (lambda: Count("amount", "text"), "positional arguments but 3 were given"),  # type: ignore[call-arg]
-        (lambda: Min("amount", merge="sum"), "unexpected keyword argument 'merge'"),  # type: ignore[call-arg]
-        (lambda: state(x=First("a", "text", {})), "needs at least one column in `by`"),
         (lambda: state(x=Avg("a"), x_sum=Count()), "two columns named x_sum"),
-        (lambda: state(**{"x" * 38: Avg("a")}), "at most 40"),
         (lambda: state(x=CollectSet("a", "bytea")), "is not a column type"),
         (lambda: state(x=CollectSet("a", "text", most=0)), "use 1 to 10000"),
-        (lambda: state(x=BitOr("a", "numeric(5,0)")), "use bigint"),
-        (lambda: Histogram("a", []), "bounds in ascending order"),
         (lambda: Histogram("a", [2, 1]), "bounds in ascending order"),
         (lambda: Histogram("a", [0.1]), "write a bound with decimals as text"),  # type: ignore[list-item]
-        (lambda: Variance("a", scale=19), "use 0 to 18"),
-        (lambda: Avg("a", scale=39).parts("x")[0].value_column, "is not a column type"),
     ],
     "a sketch": [
         (lambda: ApproxDistinct("a", "text", error=0.001), "must be from 0.01 to 0.3"),
         (lambda: ApproxDistinct("a", "text[]"), "not arrays"),
-        (lambda: ApproxDistinct("a", "double"), "is not a column type"),
         (lambda: ApproxQuantiles("a", 1000, "text"), "cannot read text"),
-        (lambda: ApproxQuantiles("a", 1000, "numeric(19,2)"), "numeric of up to 18 digits"),
-        (lambda: ApproxQuantiles("a", 1000, error=0), "must be from 0.001 to 0.3"),
-        (lambda: ApproxQuantiles("a", 0), "use at least 1"),
-        (lambda: ApproxQuantiles("a", 2**62), "at most what bigint can hold"),
         (lambda: ApproxQuantiles("a", 10**9, error=0.001), "counts per key; at most 10000"),
-        (lambda: ApproxQuantiles("a", 1000, probabilities=[]), "needs probabilities between 0 and 1"),
         (lambda: ApproxQuantiles("a", 1000, probabilities=[0.5, 1]), "needs probabilities between 0 and 1"),
-        (lambda: state(x=ApproxQuantiles("a", 9, probabilities=[0.5, "0.50"])), "two columns named x_p50"),
     ],
     "a history": [
-        (lambda: history(key={}), "needs a key"),
-        (lambda: history(order_by={}), "needs order_by"),
-        (lambda: history(columns={}), "needs columns"),
         (lambda: history(order_by={"name": "text"}), "has name in its key and in order_by"),
         (lambda: history(columns={"valid_to": "date"}), "two columns named valid_to"),
-        (lambda: history(columns={"at": "timestamptz"}), "two columns named at"),
         (lambda: history(changes=True), "declare kind='opaque'"),
     ],
     "rows": [
-        (lambda: Rows({}).spec("log"), "needs at least one column"),
         (lambda: Rows({"txid": "bigint"}).spec("log"), "cannot have a column named txid"),
         (lambda: Rows({"position": "bigint"}).spec("log"), "two columns named position"),
         (lambda: Rows({"a": "text[]"}).spec("log"), "cannot keep an array in a"),
-        (lambda: rows(Ranges("price", "day")).spec("log"), "log cannot be divided by price: it has no such column"),
         (lambda: rows(Ranges("n", "day")).spec("log"), "column n, a bigint: its type has to be date or timestamptz"),
     ],
     "a window": [
         (lambda: Tumbling("at", "1 month"), "Tumbling('at'): '1 month' is no duration"),
-        (lambda: Tumbling("at", "-1 hour"), "is no duration"),
-        (lambda: Tumbling("at", "0 hours"), "use at least 1 microsecond"),
         (lambda: Tumbling("at", "1 hour", emit_final=True), "emit_final needs final_after"),
         (lambda: Sliding("at", "1 hour", "25 minutes"), "has to be a multiple of `every`, 25 minutes"),
         (lambda: Sliding("at", "1 day", "1 second"), "each row would be in 86400 windows; 1000 are possible"),
-        (lambda: Session("at", "0 seconds"), "gap is 0 seconds; use at least 1 microsecond"),
         (lambda: Tumbling("at", "1 hour", keep="1 day"), "keep needs final_after. A late row would begin a removed"),
         (
             lambda: Session("at", "1 hour", final_after="2 days", keep="1 day"),
@@ -221,7 +187,6 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
             "miss those that its batch has removed. Leave keep out.",
         ),
         (lambda: asks(StateQuery("ships.by_name")), 'the txids of another pipeline are others. Say as_of="latest".'),
-        (lambda: asks(StateQuery("inbox.by_name"), transform=None), "has queries, and no transform"),
         (lambda: asks(StateQuery("inbox.by_name"), window=4), "a window of 4, and its batches read what the one before"),
         (
             lambda: asks(UNSURE, states={"s": STATE}, guarantee="exactly_once"),
@@ -229,32 +194,22 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         ),
     ],
     "a query": [
-        (lambda: query(name="Total"), "cannot be the name of a query"),
         (lambda: query(reads=[]), 'has to list the states that it reads: reads=["pipeline.state"]'),
-        (lambda: query(arguments={"words": "word"}), "'word' is not a column type"),
         (lambda: query(arguments={"words": "text[]", "most": "integer"}), "only the last argument can be an array"),
         (lambda: query(arguments={}), "answer(states), which does not fit: missing a required argument: 'words'"),
         (lambda: query(most_rows=0), "needs most_rows and timeout_seconds of at least 1"),
     ],
     "files": [
         (lambda: glob("*.{json,jsonl"), "Files('inbox'): the glob *.{json,jsonl has a brace without its partner"),
-        (lambda: glob("**.json"), "as in **/*.json"),
-        (lambda: glob("!(a|b)"), "write {a,b}"),
-        (lambda: glob("[^a]"), "write [!"),
-        (lambda: glob("a[b"), "never closes it"),
-        (lambda: glob("[a/b]*"), "a / between [ and ]"),
         *((lambda pattern=pattern: glob(pattern), 'write "*"') for pattern in ("", "/data/*.json", "{/etc,x}/*")),
         (lambda: marked(marker=""), "cannot have the marker ''"),
         (lambda: marked(marker="done.csv"), "would read the marker done.csv as data: **/*.csv matches it"),
         (lambda: files(partitions={"name": "int"}), "has the column name in schema and in partitions"),
         (lambda: files(partitions={"p": "array<int>"}), "which no folder's name can be"),
-        (lambda: files(partitions={"p": "day"}), "'day' is not a type"),
     ],
     "files of a store": [
         (lambda: bucket("s3a://lake/in/*.parquet"), "there is a * in the place. Write a pattern as glob="),
-        (lambda: bucket("hdfs://namenode:8020/in"), "hdfs:// is not read. Copy the files into a bucket"),
         (lambda: bucket("s3a://key:secret@lake/in"), "must not have a password in it"),
-        (lambda: bucket("s3a://lake//in"), "is written s3a://bucket/prefix"),
         (lambda: bucket("s3a://lake/in", follow_links=True), "has no links to follow"),
         (lambda: bucket("s3a://lake/in", names_grow=True, kind="opaque"), "cannot be opaque with names_grow"),
         (lambda: bucket("in", manifests="lists"), "is a folder on a disk: manifests is for a store"),
@@ -262,8 +217,6 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: bucket("in", versions=True), "is a folder on a disk: versions is for a store"),
     ],
     "several inputs": [
-        (lambda: Inputs({}), "Inputs needs two sources, or a source and a Reference"),
-        (lambda: Inputs({"a": A, "B": B}), "'B' cannot be the name of a input"),
         (lambda: Inputs({"a": A, "b": A}), "Inputs a and b are the same source, so each row would come twice"),
         (lambda: Inputs({"a": files("a", done_folder="b/done"), "b": B}), "Inputs a and b share a folder, b/done and b"),
         (lambda: Inputs({"a": A, "b": replace(PLANES, keep_folder="a/kept")}), "Inputs a and b share a folder"),
@@ -350,7 +303,6 @@ KINDS = {
 
 @pytest.mark.promise("I16")
 def test_every_change_of_a_values_meaning_changes_the_fingerprint_and_the_ledger_has_it() -> None:
-    """Partials of another declaration must never meet the state (I16)."""
     specs = [pipeline.spec for pipeline in KINDS.values()]
     assert len({spec.fingerprint for spec in specs}) == len(specs)
     for spec in specs:
@@ -359,7 +311,6 @@ def test_every_change_of_a_values_meaning_changes_the_fingerprint_and_the_ledger
 
 
 def test_batches_that_depend_on_the_one_before_are_merged_one_by_one() -> None:
-    """What a session becomes, what is late, and what a query of an own state finds is decided between two batches."""
     specs = {name: pipeline.spec for name, pipeline in KINDS.items()}
     assert [name for name in ("a window", "a session", "when it is final") if specs[name].commits_alone] == [
         "a session",

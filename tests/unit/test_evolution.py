@@ -64,7 +64,6 @@ WIDER = replace(PRICES, aggregates={**PRICES.aggregates, "paid": Sum("amount", "
 
 
 def test_a_numeric_value_may_get_more_digits_before_the_point() -> None:
-    """Of any kind of state; not a key, nor another scale; the version confirms it."""
     log = Rows({"name": "text", "amount": "numeric(10,2)"})
     wide = "has {} as numeric(14,2): the values stay as they are."
     assert check(pipeline(log, PRICES), pipeline(columns(log, amount=None, more="text"), WIDER))[1:] == [
@@ -85,7 +84,6 @@ def test_a_numeric_value_may_get_more_digits_before_the_point() -> None:
 
 @pytest.mark.promise("decision:0051")
 def test_the_change_is_confirmed_by_the_version() -> None:
-    """As a changed source is; the refusal says what would come and go."""
     with pytest.raises(DeclarationChanged, match=rf"^{re.escape(COMES)} If that is meant .* raise .* version above 1\.$"):
         check(pipeline(LOG), pipeline(columns(LOG, more="text"), version=1))
 
@@ -136,7 +134,6 @@ REFUSALS: list[tuple[list[AnyState], list[AnyState], str]] = [
 
 @pytest.mark.parametrize(("before", "after", "message"), REFUSALS)
 def test_every_other_change_is_refused_with_its_reason(before: list[AnyState], after: list[AnyState], message: str) -> None:
-    """Whatever the version is: the message names each change of each state, why it may not be, and what to do."""
     with pytest.raises(DeclarationChanged) as refusal:
         check(pipeline(*before), pipeline(*after))
     assert str(refusal.value).startswith("inbox has committed 3 batches into other states than these: ")

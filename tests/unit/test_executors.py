@@ -41,17 +41,6 @@ def test_the_archive_is_named_by_its_content(tmp_path: Path, monkeypatch: pytest
     assert changed.name != first.name
 
 
-def test_what_cannot_travel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "compiled_of_test").mkdir()
-    (tmp_path / "compiled_of_test" / "__init__.py").write_text("")
-    (tmp_path / "compiled_of_test" / "fast.so").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(SettingsInvalid, match=r"compiled_of_test cannot travel .*fast\.so is compiled code"):
-        artifacts_for(ELSEWHERE, ["compiled_of_test"])
-    with pytest.raises(SettingsInvalid, match="Module nowhere_of_test cannot travel"):
-        artifacts_for(ELSEWHERE, ["nowhere_of_test"])
-
-
 def test_a_password_file_travels_under_a_name_that_says_nothing(tmp_path: Path) -> None:
     passfile = tmp_path / "pgpass"
     passfile.write_text("*:*:*:tidegate_stager:secret")
@@ -75,7 +64,6 @@ def test_a_password_file_travels_under_a_name_that_says_nothing(tmp_path: Path) 
     ],
 )
 def test_parameters_that_cannot_be_used_are_refused(conninfo: str, message: str) -> None:
-    """A password would be in every plan; and no part of it is in the error."""
     with pytest.raises(SettingsInvalid, match=message) as refusal:
         conninfo_of_tasks(replace(ELSEWHERE, executor_conninfo=conninfo))
     assert "hush" not in "".join(traceback.format_exception(refusal.value))

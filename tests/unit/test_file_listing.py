@@ -68,7 +68,6 @@ def inbox(tmp_path: Path, write: Write) -> Path:
 @pytest.mark.promise("security:author-of-data")
 @pytest.mark.parametrize("name", ["absolute.txt", "folder/password.txt", "twice.txt"])
 def test_a_link_that_leads_out_of_the_folder_is_refused(inbox: Path, name: str) -> None:
-    """An account that may put files into the folder must not choose other files of the machine for reading."""
     assert {"absolute.txt", "folder"} <= set(list_files(inbox, "**/*").names)
     with pytest.raises(SourceUnreadable, match=r"leads out of .*inbox: it is really .*/secret.*follow_links=True"):
         file_identity(TEXT, inbox, name, 0)
@@ -154,7 +153,6 @@ def test_a_folder_is_read_once_its_marker_is_there(tmp_path: Path, write: Write,
     ],
 )
 def test_a_folder_name_gives_a_value_of_the_declared_type(kind: str, text: str, value: Any) -> None:
-    """As Hive and Spark write it: percent signs for characters that a name cannot have, and a special name for NULL."""
     values = PartitionColumns({"p": kind}).values_of(f"region=eu/p={text}/x.json")
     assert [found.to_pylist() for found in values.values()] == [[value]]
 
@@ -171,6 +169,5 @@ def test_a_folder_name_gives_a_value_of_the_declared_type(kind: str, text: str, 
     ],
 )
 def test_a_folder_name_without_such_a_value_is_refused(name: str, why: str) -> None:
-    """A value that is missing, repeated or malformed is never NULL."""
     with pytest.raises(ValueError, match=why.replace(".", r"\.")):
         PartitionColumns({"dt": "date"}).values_of(name)

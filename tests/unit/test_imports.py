@@ -90,7 +90,6 @@ def run(program: str, cwd: Path) -> str:
 
 
 def test_the_parser_finds_files_and_imports() -> None:
-    """With an empty list, the other tests would pass."""
     assert {path.split("/")[0] for path in FILES} == set(PACKAGES)
     assert all((REPOSITORY / path).is_file() for path in AIRFLOWS_OWN)
     assert "pyspark.sql.SparkSession" in {name for _, name in imports("jobs/compute/batch_attempt.py")}
@@ -165,7 +164,6 @@ def test_the_store_needs_nothing_but_the_driver() -> None:
 
 
 def test_tests_reach_into_the_store_through_one_module() -> None:
-    """Whoever divides it otherwise changes tests/store.py; its public face and the errors are imported as users do."""
     public = ("tidegate.state_store", "tidegate.state_store.base.errors")
     files = (file.relative_to(REPOSITORY).as_posix() for file in (REPOSITORY / "tests").rglob("*.py"))
     wrong = [
@@ -228,7 +226,6 @@ assert collections() - before <= 1, "of the few objects before main"
 
 @pytest.mark.promise("performance:bytecode-is-compiled-at-set-up")
 def test_no_process_compiles_a_library() -> None:
-    """A library of which tests import a part is compiled as a whole."""
     found = [spec.origin for name in ("airflow", "pandas") if (spec := find_spec(name)) and spec.origin]
     files = [file for origin in found for file in Path(origin).parent.rglob("*.py")]
     assert [file for file in files if not Path(cache_from_source(str(file))).exists()] == []
@@ -278,5 +275,4 @@ def reads_of_the_environment(path: str) -> Iterator[str]:
 
 
 def test_no_module_reads_the_environment_when_it_is_imported() -> None:
-    """Nor settings: only functions read os.environ; a default argument may name it, because it is read when called."""
     assert [place for path in FILES for place in reads_of_the_environment(path)] == []

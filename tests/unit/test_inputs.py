@@ -32,7 +32,6 @@ def lists(*batches: list[tuple], **source: Any) -> FixedBatches:
 
 
 def test_the_kind_is_that_of_the_weakest_input() -> None:
-    """A reference has none; a better kind cannot be claimed, a weaker one can."""
     assert Inputs({"a": files("a"), "b": files("b")}).kind == "transactional"
     assert Inputs({"a": files("a"), "b": files("b", kind="opaque"), "planes": PLANES}).kind == "opaque"
     assert Inputs({"a": Kafka("a", kind="opaque"), "b": lists(kind="non-transactional")}).kind == "non-transactional"
@@ -87,7 +86,6 @@ def test_each_input_moves_on_by_itself(settings: Settings) -> None:
 
 
 def test_a_slice_that_only_moves_a_position_is_nobodys_partner(settings: Settings) -> None:
-    """It is a batch of its own: what it was joined with would find no row, and never come again."""
     table = settings.home / "table"
     rows = pa.table({"tail": ["N1"], "amount": pa.array([1], pa.int32())})
     write_deltalake(str(table), rows)
@@ -147,7 +145,6 @@ def test_an_input_that_is_away_is_left_out_if_it_is_opaque(settings: Settings) -
 
 
 def test_nothing_is_planned_without_the_reference(settings: Settings, write: Callable[..., Path]) -> None:
-    """Rows would be joined with nothing; or with half of it, while it is being written."""
     source = Inputs({"a": lists([("N1", 1)]), "planes": PLANES})
     with pytest.raises(SourceUnreadable, match="planes does not exist"):
         plan(source, settings)

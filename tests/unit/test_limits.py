@@ -18,14 +18,10 @@ UNITS = {"MiB": 1024**2}
 ROWS = [found for line in PAGE.read_text().splitlines() if (found := ROW.match(line))]
 
 
-def test_every_row_is_read() -> None:
-    """So none of them is left unchecked."""
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and not line.startswith("| limit ")]
-    assert len(rows) == len(ROWS)
-
-
 @pytest.mark.promise("limit:*")
 def test_each_limit_is_what_the_page_says() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and not line.startswith("| limit ")]
+    assert len(rows) == len(ROWS), "a row is of another form, and would not be looked at"
     for row in ROWS:
         found: Any = importlib.import_module(module_of(row["file"]))
         for part in row["name"].split("."):

@@ -37,7 +37,6 @@ def test_a_library_of_the_stack_with_another_checksum_is_deleted(change: str, fe
 
 @pytest.mark.promise("security:another-account-in-file-system")
 def test_libraries_that_another_account_could_have_put_there_are_refused(fetched: dict[str, bytes]) -> None:
-    """If the cache is in a shared folder, such files would run as part of Spark."""
     fetched["thing-1.0.jar"] = b"anything"
     java_libraries.fetch([OTHERS])
     java_libraries.fetch([OTHERS])

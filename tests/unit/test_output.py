@@ -40,7 +40,6 @@ def test_a_message_shows_every_character(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_json_means_the_same_and_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """The escapes are JSON's own, so a program reads the data of the state."""
     rows = [{"key": HOSTILE, HOSTILE: 1}, {"key": "Straße 猫", HOSTILE: None}]
     output.print_json(rows)
     document = capsys.readouterr().out

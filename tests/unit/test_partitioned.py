@@ -28,7 +28,6 @@ class Counters:
 
 @pytest.mark.parametrize("away", [Counters(["a"]), Counters(["a", "b"], {"b"})], ids=["vanished", "out of reach"])
 def test_a_partition_that_is_away_stops_a_transactional_source_only(away: Counters) -> None:
-    """An opaque source goes on without it, keeps its position, and reads on from there when it is back."""
     first = PartitionedCoordinator("opaque", Counters(["a", "b"])).initialize_transaction(1, None, None)
     assert first == {"partitions": {"a": {"at": 1}, "b": {"at": 1}}, "idle": {}}
     with pytest.raises(PartitionUnavailable, match="b"):

@@ -55,7 +55,6 @@ def shop(tmp_path: Path) -> Path:
 
 @pytest.mark.promise("verb:init", "json:init")
 def test_init_makes_what_is_missing(tmp_path: Path) -> None:
-    """Under any umask no other account may write there; a second time changes nothing; files of the author stay."""
     before = os.umask(0)
     try:
         done = run(MAIN, "init", "new/shop", "--json", where=tmp_path)
@@ -114,7 +113,6 @@ def test_code_that_others_may_have_written_is_not_run(
 
 
 def test_code_in_a_folder_that_is_linked_is_looked_at(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of pipelines may import it from there."""
     (shared := tmp_path / "shared" / "deep").mkdir(parents=True)
     (shared / "prices.py").touch()
     (shop / "pipelines" / "shared").symlink_to(shared.parent)

@@ -57,11 +57,3 @@ def test_every_public_name_is_there_beside_packages_of_the_same_names(shipped: P
     others = ["another project"] * len(SUBPACKAGES)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == [str(shipped / "tidegate/jobs/__init__.py"), "tidegate.dags.batch_dag", *others]
-
-
-@pytest.mark.parametrize("package", SUBPACKAGES)
-def test_the_folders_are_no_packages_of_their_own(package: str) -> None:
-    """A checkout on the path has them beside `tidegate`: a second copy of the code in one process would be loaded."""
-    done = run(f"import {package}", REPOSITORY, REPOSITORY)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"ImportError: Import tidegate.{package}: there is no package {package}."

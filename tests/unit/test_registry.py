@@ -79,6 +79,5 @@ with process_exits.as_errors():
 
 
 def test_a_thread_of_an_authors_code_ends_no_process_as_a_success() -> None:
-    """Airflow would show a batch as processed, and as committed, whose tasks ended so. A child that it forks may end."""
     done = subprocess.run([sys.executable, "-c", IN_A_THREAD], capture_output=True, text=True, check=False, timeout=100)
     assert (done.returncode, done.stderr) == (1, "A thread of an author's code has ended this process by os._exit(0).\n")

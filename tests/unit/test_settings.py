@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs.sources.kafka.login import kafka_client, kafka_java_client
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SettingsInvalid
 
@@ -68,7 +67,6 @@ def test_each_setting_comes_from_the_first_place_that_has_it(tmp_path: Path, nam
 
 
 def test_a_copied_project_does_not_lead_to_the_stack_of_the_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its verbs would commit the copy's files into the other's states."""
     (tmp_path / "project").mkdir()
     file = write_stack(tmp_path / "project", {"pg_port": 15432})
     file.write_text(json.dumps({"folder": str(file.parent), **json.loads(file.read_text())}))
@@ -106,7 +104,6 @@ def test_a_value_that_is_not_a_number_is_refused_with_its_place(tmp_path: Path, 
 
 
 def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
-    """A misspelt setting would otherwise be ignored silently."""
     file = write_toml(tmp_path, "pg_hots = 'db'\npassword = 'secret'")
     with pytest.raises(SettingsInvalid) as refusal:
         sources(tmp_path)
@@ -116,7 +113,6 @@ def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(tmp_path: P
 
 
 def test_no_setting_is_a_password(tmp_path: Path) -> None:
-    """Settings are shown to everyone, so they hold only the files of secrets, or libpq finds these itself."""
     secret = "open sesame"
     found, origins = sources(tmp_path, PGPASSWORD=secret, TIDEGATE_PASSWORD=secret, TIDEGATE_AIRFLOW_PASSWORD=secret)
     assert secret not in repr(found) + repr(origins)
@@ -125,57 +121,6 @@ def test_no_setting_is_a_password(tmp_path: Path) -> None:
     for f in dataclasses.fields(Settings):
         if any(word in f.name for word in ("pass", "secret", "token", "key")):
             assert f.type == Path | None, f"{f.name} would hold a secret"
-
-
-def test_kafka_clients_are_configured_from_one_file(tmp_path: Path) -> None:
-    file = tmp_path / "kafka.properties"
-    file.write_text(
-        "# how to log in\n\nsecurity.protocol=SASL_SSL\nsasl.mechanism = SCRAM-SHA-256\n"
-        'sasl.username=reader\nsasl.password=open="sesame\\\nssl.ca.location=/etc/ca.pem\n'
-    )
-    settings = Settings(kafka_bootstrap="a:9092,b:9092", kafka_properties_file=file)
-
-    assert kafka_client(settings) == {
-        "bootstrap.servers": "a:9092,b:9092",
-        "security.protocol": "SASL_SSL",
-        "sasl.mechanism": "SCRAM-SHA-256",
-        "sasl.username": "reader",
-        "sasl.password": 'open="sesame\\',
-        "ssl.ca.location": "/etc/ca.pem",
-    }
-    assert kafka_java_client(settings) == {
-        "bootstrap.servers": "a:9092,b:9092",
-        "security.protocol": "SASL_SSL",
-        "sasl.mechanism": "SCRAM-SHA-256",
-        "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
-        'username="reader" password="open=\\"sesame\\\\";',
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": "/etc/ca.pem",
-    }
-    assert "sesame" not in repr(settings)
-
-
-def test_a_kafka_clients_certificate_and_key_are_read_where_spark_runs(tmp_path: Path) -> None:
-    """Java names their files, and neither content; what it cannot read, or would show, is refused."""
-    file, key = tmp_path / "kafka.properties", tmp_path / "client.key"
-    file.write_text(f"ssl.certificate.location={tmp_path}/client.crt\nssl.key.location={key}\nssl.key.password=sesame\n")
-    settings = Settings(kafka_bootstrap="a:9092", kafka_properties_file=file)
-    key.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n")
-    assert kafka_java_client(settings) == {
-        "bootstrap.servers": "a:9092",
-        "config.providers": "directory",
-        "config.providers.directory.class": "org.apache.kafka.common.config.provider.DirectoryConfigProvider",
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.certificate.chain": f"${{directory:{tmp_path}:client.crt}}",
-        "ssl.keystore.key": f"${{directory:{tmp_path}:client.key}}",
-        "ssl.key.password": "sesame",
-    }
-    key.write_text("-----BEGIN RSA PRIVATE KEY-----\n")
-    with pytest.raises(SettingsInvalid, match=r"not a key in PKCS#8.*openssl pkcs8 -topk8"):
-        kafka_java_client(settings)
-    file.write_text("ssl.key.pem=sesame\n")
-    with pytest.raises(SettingsInvalid, match=r"^ssl\.key\.pem would be shown"):
-        kafka_java_client(settings)
 
 
 # -- trusted files -----------------------------------------------------------------------------------------------------

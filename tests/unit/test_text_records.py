@@ -42,7 +42,6 @@ def test_records_that_are_too_long_are_told_however_blocks_fall(name: str, monke
 @pytest.mark.promise("limit:MAX_RECORD_BYTES")
 @pytest.mark.parametrize("grammar", [Grammar(), Grammar(**CSV), Grammar(whole=True)], ids=["lines", "csv", "whole"])
 def test_a_record_without_an_end_takes_bounded_memory(grammar: Grammar, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gigabytes of it may come from some kilobytes of a compressed file."""
     monkeypatch.setattr(text_records, "MAX_RECORD_BYTES", MEBIBYTE)
     tracemalloc.start()
     found = list(chunks((b"x" * MEBIBYTE for _ in range(64)), grammar))

@@ -169,7 +169,6 @@ def test_a_batch_commits_only_if_no_rule_is_broken(spec: Spec) -> None:
 
 @pytest.mark.promise("I3", "I12", "limit:MAX_ROWS_TOGETHER")
 def test_batches_are_merged_together_up_to_the_first_that_is_not_ready() -> None:
-    """That is one which would not commit, waits for a person or its skip, or has more rows than fit beside the others."""
     ready = {"newest": attempts_of(OPAQUE)["sealed"]}
     of_kinds = {name: {"newest": newest} for name, newest in attempts_of(OPAQUE).items() if name != "sealed"}
     of_kinds |= {what: ready | {what: what != "continues"} for what in ("halted", "given_up", "continues")}
@@ -246,7 +245,6 @@ def test_an_attempt_starts_only_where_the_protocol_lets_it(started: list[tuple[d
 
 @pytest.mark.promise("I20")
 def test_an_attempt_that_does_not_start_has_its_reason(started: list[tuple[dict[str, Any], Any]]) -> None:
-    """So every batch whose turn it is gets an attempt."""
     reasons: dict[Any, Callable[[dict[str, Any]], bool]] = {
         NotStarted.GIVEN_UP: lambda now: now["given_up"] and now["is_kept"],
         NotStarted.SEALED: lambda now: now["is_done"],
@@ -285,7 +283,6 @@ def test_no_attempt_starts_under_another_declaration_or_once_retired(registered:
 
 @pytest.mark.promise("I3", "I20", "I23")
 def test_turns_open_in_order_and_wait_only_for_batches_that_come() -> None:
-    """A hint is never more than the commit and the start allow, and no wait is without an end."""
     sealed_long_ago = {
         f"sealed {s} s ago": attempt(OPAQUE, **SEALED | {"sealed_seconds": s}) for s in (-1.0, 29.0, 30.0, 200.0)
     }

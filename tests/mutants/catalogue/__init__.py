@@ -7,6 +7,7 @@ from tests.mutants.catalogue import (
     attempt,
     commit,
     compute,
+    declared,
     files,
     formats,
     history,
@@ -20,6 +21,7 @@ from tests.mutants.catalogue import (
     seal,
     secrets,
     sources,
+    stack,
     windows,
 )
 from tests.mutants.planted_fault import Mutant
@@ -45,4 +47,6 @@ ROOMS: dict[str, Sequence[Mutant]] = {
     "airflow": airflow.MUTANTS,
     "page": page.MUTANTS,
     "secrets": secrets.MUTANTS,
+    "declared": declared.MUTANTS,
+    "stack": stack.MUTANTS,
 }
