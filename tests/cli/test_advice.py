@@ -161,7 +161,7 @@ def test_a_ledger_that_was_restored_and_a_state_that_was_written_by_hand(
     as_owner(sa.update(tables.cursor).values(epoch="1/2/3"))
     project.write("b.csv", "UA,7")
     project.fails("HOLE_DETECTED")
-    page = project.type(project.causes()["HOLE_DETECTED"]["command"])
+    page = project.line("error", "HOLE_DETECTED").stdout
     project.type(*re.findall(r"^ +\$ (tidegate .*)", page, re.MULTILINE))
     project.check()
 

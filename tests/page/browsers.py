@@ -156,15 +156,3 @@ def dialog_of(page: Page, button: str) -> Locator:
     dialog = page.get_by_role("dialog")
     expect(dialog).to_be_visible()
     return dialog
-
-
-def tab_to(page: Page, text: str) -> None:
-    for _ in range(60):
-        if focused(page) == text:
-            return
-        page.keyboard.press("Tab")
-    raise AssertionError(f"Tab does not lead to {text}")
-
-
-def focused(page: Page) -> str:
-    return str(page.evaluate("document.activeElement.textContent.trim()"))

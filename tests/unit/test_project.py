@@ -131,3 +131,14 @@ def test_the_demo_is_for_the_examples(shop: Path) -> None:
     assert (done.returncode, "has no pipeline flights and no word_count." in done.stderr) == (2, True)
     assert "make demo in Tidegate's repository" in done.stderr
     assert not (shop / ".tidegate").exists()
+
+
+def test_an_error_in_a_module_of_pipelines_is_shown_where_its_author_made_it(shop: Path) -> None:
+    broken, code = shop / "pipelines/broken.py", 'SOURCE = Files("data", format="csv", schema={"shop": "text"})'
+    broken.write_text(f"from tidegate import Files\n\n{code}\n")
+    done = run(MAIN, "explain", "broken", where=shop)
+    first, at, line, *_, last = done.stderr.splitlines()
+    assert (done.returncode, first) == (1, "Traceback (most recent call last):")
+    assert (at, line) == (f'  File "{broken}", line 3, in <module>', f"    {code}")
+    assert last.endswith("'text' is not a type of a column: sources have Spark's types, so string")
+    assert done.stderr.count("  File ") == 1

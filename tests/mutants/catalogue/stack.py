@@ -9,6 +9,8 @@ REMEDIES = in_file("tidegate/explain/remedies.py")
 GUARD_PAGE = in_file("docs/errors/GUARD_MISMATCH.md")
 LISTING = in_file("jobs/sources/files/listing.py")
 PLUGIN = in_file("tidegate/page/plugin.py")
+OUTPUT = in_file("tidegate/output.py")
+CLEANUP = in_file("tidegate/stack/components/airflow_cleanup.py")
 PROCESS = in_file("tidegate/stack/components/server_process.py")
 POSTGRES = in_file("tidegate/stack/components/postgres.py")
 KAFKA = in_file("tidegate/stack/components/kafka.py")
@@ -58,6 +60,14 @@ MUTANTS = (
     PLUGIN("airflow-does-not-serve-the-page", "security:user-of-airflow-on-operator-page", "TidegatePlugin.fastapi_apps")(
         '"url_prefix": PREFIX{+ + "s"+}',
         "tests/end_to_end/test_one_airflow.py::test_mended_and_retried_it_commits_before_the_operators_eyes",
+    ),
+    OUTPUT("an-authors-mistake-is-shown-among-our-calls", "verb:explain", "_keep_authors_calls")(
+        "calls[:] = [-calls[first : last + 1] if only_ours else calls[first:]-]{+calls+}",
+        "tests/unit/test_project.py::test_an_error_in_a_module_of_pipelines_is_shown_where_its_author_made_it",
+    ),
+    CLEANUP("new-logs-are-removed", "verb:up", "remove_logs")(
+        "file.stat().st_mtime [-<-]{+>+} before:",
+        "tests/unit/test_history.py::test_old_logs_are_removed_with_the_folders_that_they_leave_empty",
     ),
     PROCESS("a-process-of-another-boot-is-ended", "verb:down", "Identity.is_of")(
         "return [-self == Identity.of(pid)-]{+self.pid == pid+}",
