@@ -26,11 +26,10 @@ Check = Callable[[Settings], Iterator[str]]
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that components need: its settings, what it is for, and how it is checked."""
+    """One thing that components need: its settings, and how it is checked."""
 
     name: str
     settings: Sequence[str]
-    purpose: str
     components: Sequence[str]
     check: Check
 
@@ -160,53 +159,22 @@ def _file(file: Path | None, variable: str) -> Iterator[str]:
 
 _WITH_LEDGER = tuple(component for component in COMPONENTS if component != "executor")
 NEEDS = (
-    Need("Project folder", ["TIDEGATE_HOME"], "settings do not depend on where a process starts", _WITH_LEDGER, _home),
+    Need("Project folder", ["TIDEGATE_HOME"], _WITH_LEDGER, _home),
+    Need("Ledger", ["PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSFILE"], _WITH_LEDGER, _ledger),
+    Need("Reading role", ["TIDEGATE_PG_READER", "PGPASSFILE"], ("api-server", "command-line"), _reader),
+    Need("Staging role", ["TIDEGATE_PG_STAGER", "PGPASSFILE"], ("executor",), _stager),
+    Need("Packages", [], ("executor",), _packages),
+    Need("Spark", ["TIDEGATE_SPARK_REMOTE", "TIDEGATE_SPARK_TOKEN_FILE"], ("worker", "command-line"), _spark),
+    Need("Sources", [], ("worker", "command-line"), _sources),
     Need(
-        "Ledger",
-        ["PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSFILE"],
-        "turns, batches, commits, as `tidegate`",
-        _WITH_LEDGER,
-        _ledger,
+        "Kafka", ["TIDEGATE_KAFKA_BOOTSTRAP", "TIDEGATE_KAFKA_PROPERTIES_FILE"], ("worker", "executor", "command-line"), _kafka
     ),
-    Need(
-        "Reading role",
-        ["TIDEGATE_PG_READER", "PGPASSFILE"],
-        "the page, its metrics, queries",
-        ("api-server", "command-line"),
-        _reader,
-    ),
-    Need("Staging role", ["TIDEGATE_PG_STAGER", "PGPASSFILE"], "staging of rows", ("executor",), _stager),
-    Need("Packages", [], f"{', '.join(PACKAGES)} for Spark's Python workers", ("executor",), _packages),
-    Need(
-        "Spark",
-        ["TIDEGATE_SPARK_REMOTE", "TIDEGATE_SPARK_TOKEN_FILE"],
-        "processing of batches",
-        ("worker", "command-line"),
-        _spark,
-    ),
-    Need("Sources", [], "planning and checks of what a batch reads", ("worker", "command-line"), _sources),
-    Need(
-        "Kafka",
-        ["TIDEGATE_KAFKA_BOOTSTRAP", "TIDEGATE_KAFKA_PROPERTIES_FILE"],
-        "topics, if pipelines read any",
-        ("worker", "executor", "command-line"),
-        _kafka,
-    ),
-    Need(
-        "Witness",
-        ["TIDEGATE_WITNESS_FOLDER"],
-        "an older copy of the database is noticed; best one folder for all",
-        ("dag-processor", "api-server", "worker", "command-line"),
-        _witness,
-    ),
+    Need("Witness", ["TIDEGATE_WITNESS_FOLDER"], ("dag-processor", "api-server", "worker", "command-line"), _witness),
     Need(
         "Airflow's API for people",
         ["TIDEGATE_AIRFLOW_URL", "TIDEGATE_AIRFLOW_USER", "TIDEGATE_AIRFLOW_PASSWORD_FILE"],
-        "`trigger`, `retry`",
         ("command-line",),
         _airflow_login,
     ),
-    Need(
-        "Metrics token", ["TIDEGATE_METRICS_TOKEN_FILE"], "metrics for Prometheus, if wanted", ("api-server",), _metrics_token
-    ),
+    Need("Metrics token", ["TIDEGATE_METRICS_TOKEN_FILE"], ("api-server",), _metrics_token),
 )

@@ -100,18 +100,18 @@ def data() -> TextIO:
 
 def out() -> "Console":
     """Return the console for data."""
-    from rich.console import Console  # noqa: PLC0415 - JSON and point lookups do without
-
-    width = None if data().isatty() else PIPED_WIDTH
-    return Console(file=data(), width=width, highlight=False, markup=False, emoji=False)
+    return _console(data())
 
 
 def talk() -> "Console":
     """Return the console for messages."""
-    from rich.console import Console  # noqa: PLC0415
+    return _console(sys.stderr)
 
-    width = None if sys.stderr.isatty() else PIPED_WIDTH
-    return Console(stderr=True, width=width, highlight=False, markup=False, emoji=False)
+
+def _console(stream: TextIO) -> "Console":
+    from rich.console import Console  # noqa: PLC0415 - JSON and point lookups do without
+
+    return Console(file=stream, width=None if stream.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
 
 
 class VisibleFormatter(logging.Formatter):

@@ -1,6 +1,6 @@
 """The verbs, by subject: stack, pipelines and tables, runs, inspection, operations, quarantine."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,21 +13,7 @@ if TYPE_CHECKING:
 LARGEST = 10**15  # beyond any txid or number of rows, and well within the range of Postgres' and Airflow's integers
 
 
-class AtLeastOne(click.IntRange):
-    """A txid or a count: a whole number from 1."""
-
-    def __init__(self) -> None:
-        super().__init__(min=1)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; fail with a usage error if it is too large."""
-        number = int(super().convert(value, param, ctx))
-        if number > LARGEST:
-            self.fail(f"{number} is too large: it can be {LARGEST} at most.", param, ctx)
-        return number
-
-
-AT_LEAST_ONE = AtLeastOne()
+AT_LEAST_ONE = click.IntRange(1, LARGEST)  # a txid or a count
 
 pipeline_name = click.argument(
     "pipeline", shell_complete=completion.pipelines, help="The pipeline's name; see: tidegate pipelines"

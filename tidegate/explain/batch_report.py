@@ -1,7 +1,6 @@
 """A report on one batch for people: its input, attempts with times and rows, its commit, operators' actions."""
 
 import itertools
-import json
 import textwrap
 from collections.abc import Iterator
 from datetime import datetime
@@ -127,29 +126,18 @@ def outcome(attempt: Row, history: "BatchHistory") -> Outcome:
 
 
 def _show_source(metadata: "SourceMetadata", of: str = "") -> None:
-    """Print the batch's input: metadata of known shapes as a table, any other as JSON; `of` says which of several it is."""
+    """Print the batch's input: files as a table, positions and all else as JSON; `of` says which of several inputs it is."""
     from tidegate.state_store.ledger.batches import QUARANTINED  # noqa: PLC0415 - loads SQLAlchemy
 
     if QUARANTINED in metadata:
         _show_replay(metadata, metadata[QUARANTINED])
     elif {"inputs", "idle", "references"} <= metadata.keys():
         _show_inputs(metadata)
-    elif "files" in metadata:
-        files = metadata["files"]
-        if files and all({"name", "size", "sha256"} <= file.keys() for file in files):
-            _print(f"Files{of}", ["name", "bytes", "sha256"], [[f["name"], f["size"], f["sha256"]] for f in files])
-        else:
-            _show_json(metadata, of)
-    elif "data_files" in metadata:
-        _show_data_files(metadata, of)
-    elif {"partitions", "idle"} <= metadata.keys():
-        _show_partitions(metadata, of)
-    elif {"after", "to", "splits", "rows"} <= metadata.keys():
-        columns = ["after", "to", "splits", "rows when planned"]
-        row = [_position(metadata["after"]), _position(metadata["to"]), len(metadata["splits"]), metadata["rows"]]
-        _print(f"Source{of}: rows beyond `after`, up to `to`", columns, [row])
+    elif (files := metadata.get("files")) and all({"name", "size", "sha256"} <= file.keys() for file in files):
+        _print(f"Files{of}", ["name", "bytes", "sha256"], [[f["name"], f["size"], f["sha256"]] for f in files])
     else:
-        _show_json(metadata, of)
+        output.out().print(f"\nSource{of}")
+        output.print_json(metadata)
 
 
 def _show_replay(metadata: "SourceMetadata", records: int) -> None:
@@ -170,55 +158,6 @@ def _show_inputs(metadata: "SourceMetadata") -> None:
         _print("Inputs without new rows", ["input"], [[name] for name in sorted(metadata["idle"])])
     for name, version in metadata["references"].items():
         _show_source(version, f" of reference {name}")
-
-
-def _show_data_files(metadata: "SourceMetadata", of: str) -> None:
-    """Print the data files of a table of Delta Lake or Iceberg, and how far the table has been read with them."""
-    place = f"version {metadata['version']}" if "version" in metadata else f"snapshot {metadata['snapshot']}"
-    is_partly_read = metadata.get("taken") is not None or metadata.get("after") is not None
-    title = f"Data files{of}, up to {'a part of ' if is_partly_read else ''}{place}"
-    columns = ["name", "bytes", "sha256", "change"]
-    rows = [
-        [file["name"], file["size"], file["sha256"], file.get("partition", {}).get("_change_type")]
-        for file in metadata["data_files"]
-    ]
-    if rows:
-        _print(title, columns, rows)
-    else:
-        output.out().print(f"\n{title}: none, as nothing was added.", markup=False, highlight=False)
-
-
-def _show_partitions(metadata: "SourceMetadata", of: str = "") -> None:
-    """Print a row per slice. Positions that are not offsets are shown as JSON; idle partitions show their position."""
-    title = f"Source{of}: topic {metadata['topic']}" if "topic" in metadata else f"Source{of}: partitions"
-    if not all(isinstance(s.get("end"), int) for s in [*metadata["partitions"].values(), *metadata["idle"].values()]):
-        reads = [[name, "reads", json.dumps(known)] for name, known in _sorted(metadata["partitions"])]
-        _print(
-            title,
-            ["partition", "is", "slice"],
-            reads + [[n, "idle after", json.dumps(k)] for n, k in _sorted(metadata["idle"])],
-        )
-        return
-    rows = []
-    for name, known in _sorted(metadata["partitions"]):
-        lost = known["lost"][1] - known["lost"][0] if "lost" in known else 0
-        rows.append([name, known["start"], known["end"], known["end"] - known["start"], lost])
-    rows += [[name, known["end"], known["end"], 0, 0] for name, known in _sorted(metadata["idle"])]
-    _print(title, ["partition", "start", "end", "records", "lost"], rows)
-
-
-def _sorted(slices: dict[str, Row]) -> list[tuple[str, Row]]:
-    """Return slices ordered by partition: numbers numerically, before names."""
-    return sorted(slices.items(), key=lambda known: (not known[0].isdecimal(), known[0].zfill(20)))
-
-
-def _position(values: list[Any] | None) -> str:
-    return "the beginning" if values is None else ", ".join(str(value) for value in values)
-
-
-def _show_json(metadata: "SourceMetadata", of: str = "") -> None:
-    output.out().print(f"\nSource{of}" if of else "")
-    output.print_json(metadata)
 
 
 def _print(title: str, columns: list[str], rows: list[list[Any]]) -> None:

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
+from tidegate import completion
 from tidegate.commands import AT_LEAST_ONE
 from tidegate.explain.remedies import codes
 from tidegate.state_store.base.errors import UsageError
@@ -52,13 +52,15 @@ class ErrorCode(click.ParamType[str]):
             self.fail(f"{text!r} is no error code.{hint} Codes: {', '.join(codes())}; or the name of an exception.", param, ctx)
         return text
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        """Return the codes that start like this."""
-        return [CompletionItem(code) for code in codes() if code.startswith(incomplete.upper())]
-
 
 phase = click.option("--phase", type=click.Choice(PHASES), help="Only batches in this phase.")
-error = click.option("--error", metavar="CODE", type=ErrorCode(), help="Only batches whose newest attempt ended with it.")
+error = click.option(
+    "--error",
+    metavar="CODE",
+    type=ErrorCode(),
+    shell_complete=completion.error_codes,
+    help="Only batches whose newest attempt ended with it.",
+)
 since = click.option(
     "--since", metavar="TIME", type=Moment(), help="Only batches with an event since then: 2h, 3d, 2026-11-25."
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tidegate.stack.machine.private_files import private_folder
-from tidegate.state_store.base.errors import PermanentError, RetryableError, TidegateError
+from tidegate.state_store.base.errors import PermanentError, RetryableError
 
 PROBE_BYTES = 1024 * 1024
 ADVICE = {
@@ -53,15 +53,10 @@ def named(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise sentence(error, folder) from error
-
-
-def sentence(error: OSError, folder: Path) -> TidegateError:
-    """Return the error that names the file and says what to do."""
-    what = f"{error.filename or folder}: {error.strerror or error}."
-    if error.errno in ADVICE:
-        return MachineRefuses(f"{what} {ADVICE[error.errno]}")
-    return NotPermitted(
-        f"{what} A stack keeps everything in {folder}: let this user read and write there, or name another project folder "
-        "by TIDEGATE_HOME."
-    )
+        what = f"{error.filename or folder}: {error.strerror or error}."
+        if error.errno in ADVICE:
+            raise MachineRefuses(f"{what} {ADVICE[error.errno]}") from error
+        raise NotPermitted(
+            f"{what} A stack keeps everything in {folder}: let this user read and write there, or name another project folder "
+            "by TIDEGATE_HOME."
+        ) from error
