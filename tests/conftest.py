@@ -17,12 +17,7 @@ from tests.compiled_statements import compile_once
 from tests.databases import Pool
 from tests.examples import EXAMPLES  # noqa: F401 - this process has their pipelines
 from tests.jars import pytest_sessionstart  # noqa: F401 - a hook of this file
-from tests.layers import (  # noqa: F401 - hooks of this file
-    pytest_collection_modifyitems,
-    pytest_sessionfinish,
-    pytest_terminal_summary,
-    pytest_testnodedown,
-)
+from tests.layers import pytest_collection_modifyitems  # noqa: F401 - a hook of this file
 from tests.postgres_versions import running_version
 from tests.reaper import die_with_make, pytest_configure, pytest_unconfigure  # noqa: F401 - hooks of this file
 from tests.servers import Server, fetch_kafka, shared_stack, shared_template, show_transactions

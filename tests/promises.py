@@ -2,7 +2,6 @@
 
     python -m tests.promises                    prints the register and what is wrong
     python -m tests.promises --check            prints only what is wrong: as part of `make check`
-    python -m tests.promises --rename OLD NEW   after a promise was reworded: in all files of tests
 
 Promises are found where they stand, such as a row of docs/limits.md. Tests name those that they hold, by a mark that stays
 with a test that moves: ``@pytest.mark.promise("I4", "error:ATTEMPT_FENCED")``; ``"error:*"`` marks a test of all lines of a
@@ -226,18 +225,7 @@ def register(found: dict[str, Promise]) -> Iterator[str]:
                 yield f"{each}: {promise.says}\n    {', '.join(tests) if promise.held else NO_TEST}"
 
 
-def rename(root: Path, old: str, new: str) -> None:
-    """Give a promise another id wherever tests name it."""
-    for file in sorted((root / "tests").rglob("*.py")):
-        before = file.read_text()
-        after = before.replace(f'"{old}"', f'"{new}"')
-        if after != before:
-            file.write_text(after)
-
-
 def main(arguments: Sequence[str], root: Path = ROOT) -> int:
-    if arguments[:1] == ["--rename"]:
-        rename(root, *arguments[1:])
     found = promises(root)
     wrong = [*hold(found, list(marks(root))), *compare(found)]
     shown = [] if arguments else register(found)

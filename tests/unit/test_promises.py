@@ -1,71 +1,20 @@
 """The register of promises: nothing leaves it, and nothing comes into it, unseen."""
 
 import re
-import shutil
 from collections import Counter
-from pathlib import Path
-
-import pytest
 
 from tests import promises
 
-MADE_UP = "tests/unit/test_made_up.py"
-SOURCES = ["docs", "SECURITY.md", "tidegate/__init__.py", "tidegate/cli.py", "tidegate/commands", "jobs/testing.py"]
 
-
-class Project:
-    """A copy of the places where promises stand, with a test for some of them, and another for all the rest."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        for source in SOURCES:
-            (root / source).parent.mkdir(parents=True, exist_ok=True)
-            if (promises.ROOT / source).is_dir():
-                shutil.copytree(promises.ROOT / source, root / source, ignore=shutil.ignore_patterns("*.png", "__pycache__"))
-            else:
-                shutil.copyfile(promises.ROOT / source, root / source)
-        self.mark("I4", "limit:WINDOW", "error:*")
-        found = promises.promises(root)
-        assert promises.hold(found, list(promises.marks(root))) == []
-        self.mark(*(each for each, promise in found.items() if not promise.held), file="tests/unit/test_rest.py")
-
-    def mark(self, *ids: str, file: str = MADE_UP) -> None:
-        (self.root / file).parent.mkdir(parents=True, exist_ok=True)
-        named = ", ".join(f'"{each}"' for each in ids)
-        (self.root / file).write_text(f"@pytest.mark.promise({named})\nasync def test_one() -> None: ...\n")
-
-    def change(self, name: str, before: str, after: str) -> None:
-        """Replace all that matches in a file, which has to have it."""
-        text, count = re.subn(before, after, (self.root / name).read_text(), flags=re.MULTILINE)
-        assert count
-        (self.root / name).write_text(text)
-
-    def check(self) -> int:
-        return promises.main(["--check"], self.root)
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
-
-
-def test_the_register_names_what_lacks_a_test_or_a_promise(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    def wrong() -> str:
-        assert project.check() == 1
-        return capsys.readouterr().out
-
-    assert promises.main([], project.root) == 0
-    said = capsys.readouterr().out
-    assert re.search(rf"^limit:WINDOW: .*\n    {MADE_UP}::test_one$", said, re.MULTILINE)
-    # A new promise without a test, and a mark of one that is gone.
-    (project.root / "docs/errors/TOO_MUCH.md").write_text("# TOO_MUCH\n\nIt is too much.\n")
-    project.mark("limit:WINDOW", "error:*")
-    assert re.search("I4 has no test.*error:TOO_MUCH has no test", wrong(), re.DOTALL)
-    project.mark("I4", "limit:WINDOW", "error:TOO_MUCH")
-    assert project.check() == 0
-    project.change("docs/limits.md", "`WINDOW`", "`WIDTH`")
-    assert "is marked with limit:WINDOW, which is no promise" in wrong()
-    assert promises.main(["--rename", "limit:WINDOW", "limit:WIDTH"], project.root) == 0
+def test_what_lacks_a_test_or_a_promise_is_named() -> None:
+    found = {name: promises.Promise("it is kept") for name in ("I4", "I5", "limit:WINDOW", "error:TOO_MUCH")}
+    marks = [("one", "I4"), ("two (soak)", "I5"), ("three", "error:*"), ("four", "limit:WIDTH")]
+    assert promises.hold(found, marks) == ["four is marked with limit:WIDTH, which is no promise."]
+    assert [said.partition(":")[0] for said in promises.compare(found)] == [
+        "limit",
+        "error",
+        "I5 is an invariant, and only make soak tests it",
+    ]
 
 
 def test_no_line_of_a_source_is_left_out() -> None:
