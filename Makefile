@@ -29,8 +29,10 @@ prove: setup ## Drive the ledger by random histories beside a model, for BUDGET 
 chaos: setup ## Kill, stop and cut off parts of a running stack, for BUDGET minutes; compare with a clean run
 	@$(BIN)/python -m tests.chaos $(BUDGET)
 
-cluster-test: setup ## Run what needs several machines: a Spark cluster, Celery workers, an object store, a standby, PostgreSQL 15 to 18 (an hour)
+OF_LEDGER = tests/conformance $(wildcard $(patsubst %,tests/integration/test_%.py,migrations schema roles ordered_commit commit_ready attempts measures checks))
+cluster-test: setup ## Run what needs several machines: a Spark cluster, Celery workers, a standby; the ledger's tests on PostgreSQL 15 to 17 (an hour)
 	@CLUSTER=1 $(BIN)/pytest --durations 0 --timeout 1800 tests/cluster
+	@for version in 15 16 17; do POSTGRES_OF_TESTS=$$version $(BIN)/pytest -q -x $(OF_LEDGER) || exit 1; done
 
 bench: setup ## Measure everything beside its peer, keep the figures, draw the plots (two hours, 35 GB of disk and a JDK, on a quiet machine)
 	@$(BIN)/python -m benchmarks

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import distribution
@@ -57,12 +57,10 @@ class Installation:
     folder: Path
 
     @classmethod
-    def make(cls, folder: Path, *, without: str | None = None, jars: Sequence[Path] = ()) -> "Installation":
-        """Install by links; `without` leaves out one of the packages, `jars` are further libraries of Spark."""
+    def make(cls, folder: Path, *, without: str | None = None) -> "Installation":
+        """Install by links; `without` leaves out one of the packages."""
         made = cls(folder)
         shutil.copytree(spark_home(), made.spark, copy_function=_link, ignore=shutil.ignore_patterns("__pycache__"))
-        for jar in jars:
-            _link(str(jar), str(made.spark / "jars" / jar.name))
         library = Path(sysconfig.get_path("stdlib"))
         target = made.folder / "python" / "lib" / library.name
         shutil.copytree(library, target, copy_function=_link, ignore=NOT_FOR_EXECUTORS)
@@ -327,18 +325,12 @@ def standalone_cluster(
     *,
     properties: Mapping[str, str],
     second_worker: Mapping[str, str],
-    environment: Mapping[str, str] | None = None,
-    jars: Sequence[Path] = (),
 ) -> Iterator[SparkCluster]:
-    """A master, two workers with an executor of two cores each, and a Connect server: four processes on three machines.
-
-    `environment` has variables of all of them, `jars` are libraries that they have beside Spark's own.
-    """
-    own = dict(environment or {})
+    """A master, two workers with an executor of two cores each, and a Connect server: four processes on three machines."""
     with folder_for_all() as folder:
-        installation = Installation.make(folder / "installed", jars=jars)
-        server = Machine.make(folder, 0, installation, **own)
-        workers = [Machine.make(folder, 1, installation, **own), Machine.make(folder, 2, installation, **own, **second_worker)]
+        installation = Installation.make(folder / "installed")
+        server = Machine.make(folder, 0, installation)
+        workers = [Machine.make(folder, 1, installation), Machine.make(folder, 2, installation, **second_worker)]
         workers[1].address = "127.0.0.3"
         token, common = secrets.token_urlsafe(16), common_properties(secrets.token_urlsafe(16))
         master_port, port, ui_port = free_port(), free_port(), free_port()

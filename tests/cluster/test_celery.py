@@ -32,6 +32,7 @@ def killed_in_commit(cluster: Cluster) -> Machine:
     return machine
 
 
+@pytest.mark.promise("fault:process-dies-at-any-statement:commit", "fault:airflow-loses-repeats-or-reorders-tasks:commit")
 @SEES_CONNECTIONS_OF_TASKS
 @pytest.mark.timeout(900)
 def test_a_worker_that_dies_in_mid_commit_loses_nothing_and_doubles_nothing(

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import signal
-import stat
 import sys
 import time
 import urllib.request
@@ -24,14 +23,12 @@ import psutil
 import pytest
 from psycopg2 import sql
 
-from tests.cluster.managed_postgres import Authority, demand_tls
 from tests.cluster.spark_cluster import REPOSITORY, SparkCluster, small_cluster, standalone_cluster
 from tests.conftest import register_pipelines
-from tests.postgres_versions import AnyPostgres, running
 from tests.relay import Relay
 from tests.servers import Server
 from tests.statements import execute
-from tidegate import migrations, sample_data
+from tidegate import sample_data
 from tidegate.jobs import Pipeline
 from tidegate.jobs.compute import shortcuts
 from tidegate.jobs.compute.sessions.session import spark_session
@@ -39,7 +36,7 @@ from tidegate.jobs.engine.local_run import RunResult, run_pipeline
 from tidegate.jobs.pipelines import flights
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import AccessRefused, ExecutorsUnprepared
+from tidegate.state_store.base.errors import ExecutorsUnprepared
 
 long = pytest.mark.skipif("CLUSTER" not in os.environ, reason="takes minutes: make cluster-test")
 DAYS = 20
@@ -395,39 +392,6 @@ def test_executors_without_a_driver_of_postgres_are_refused(
 def events_of(cluster: SparkCluster) -> str:
     """Return what Spark has written about its tasks: where each ran, and how it ended."""
     return "".join(file.read_text() for file in sorted(cluster.events.glob("*app-*")) if file.is_file())
-
-
-@long
-def test_certificates_travel_as_the_password_does(
-    author: Callable[..., Author], days: Path, free_port: Callable[[], int], tmp_path: Path
-) -> None:
-    authority = Authority.make(tmp_path / "authority")
-    server_key, server_certificate = authority.sign("server", common_name="db.example", alternative="IP:127.0.0.1")
-    key, certificate = authority.sign("stager", common_name="tidegate_stager")
-    with running(AnyPostgres(tmp_path, free_port(), version=17)) as postgres:  # the embedded 18 has no TLS
-        demand_tls(postgres, server_key, server_certificate, authority, with_certificate="tidegate_stager")
-        secured = replace(
-            postgres.settings,
-            pg_sslmode="verify-full",
-            pg_sslrootcert=authority.certificate,
-            pg_sslcert=certificate,
-            pg_sslkey=key,
-        )
-        migrations.upgrade(secured, [])
-        with pytest.raises(AccessRefused, match="certificate"):
-            StateStore.connect(replace(secured, pg_sslcert=None, pg_sslkey=None), user="tidegate_stager")
-        with small_cluster(secured, free_port) as cluster:
-            settings, pipeline = cluster.settings, author(files_per_batch=2).module().PIPELINE
-            register_pipelines(settings, pipeline)
-            files = put(settings, days, 0, 2)
-            assert run_pipeline(settings, pipeline, run_id="run").txids == [1]
-            check_routes(settings, pipeline, files)
-            travelled = [file.stat() for file in cluster.workers[0].home.rglob("tidegate_sslkey_*")]
-            assert travelled
-            assert {file.st_uid for file in travelled} == {cluster.workers[0].home.stat().st_uid}
-            assert {stat.S_IMODE(file.st_mode) & 0o066 for file in travelled} == {0}, "others neither read nor write it"
-            secret = key.read_text().splitlines()[1]
-            assert not any(secret in shown for shown in (served(cluster), events_of(cluster), command_lines()))
 
 
 class Run:

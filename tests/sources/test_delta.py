@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, Field, write_deltalake
-from deltalake.schema import PrimitiveType
+from deltalake import DeltaTable, write_deltalake
 
 from tests.sources.feeds import SCHEMA
 from tests.sources.in_process import Table
@@ -82,17 +81,6 @@ def test_rows_are_read_once_by_versions_partitions_and_added_columns(table: Delt
         ]
 
 
-def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: DeltaLakeTable) -> None:
-    table.append(("a", 1), ("b", 2))
-    table.append(("c", 3))
-    assert table.follow(starting_version=1).run() == [("c", 3)]
-    with pytest.raises(SourceUnreadable, match="has no version 9: its newest is 1"):
-        table.plan(replace(table.source, starting_version=9))
-    table.delta.delete("name = 'a'")
-    table.delta.update({"amount": "30"}, predicate="name = 'c'")
-    assert table.follow().run() == table.there() == [("b", 2), ("c", 30)]
-
-
 @pytest.mark.promise("limit:NAMES_AT_ONCE", "decision:0042")
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 def test_a_snapshot_is_read_on_while_the_table_goes_on(
@@ -146,29 +134,22 @@ def _write_version(table: DeltaLakeTable, version: int, actions: list[str]) -> N
     (table.log / f"{version:020}.json").write_text("\n".join(actions) + "\n")
 
 
-def test_what_is_deleted_or_rewritten_stops_planning_and_may_be_left_out_or_read(table: DeltaLakeTable) -> None:
-    table.append(("a", 1), ("b", 2))
+def test_what_is_deleted_or_brought_back_stops_planning_and_may_be_left_out(table: DeltaLakeTable) -> None:
+    table.append(("a", 1))
     follower = table.follow()
-    assert follower.run() == [("a", 1), ("b", 2)]
-    table.append(("c", 3))
+    assert follower.run() == [("a", 1)]
+    table.append(("b", 2))
     table.delta.delete("name = 'a'")
-    table.append(("d", 4))
-    with pytest.raises(
-        SourceChanged, match=r"Version 2 of .*sales \(DELETE\) deletes or rewrites rows .*: 1 file\(s\) are rem"
-    ):
+    with pytest.raises(SourceChanged, match=r"Version 2 of .*sales \(DELETE\) deletes or rewrites rows"):
         follower.run()
     follower.source = replace(table.source, skip_change_commits=True)
-    assert follower.run() == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    assert follower.run() == [("a", 1), ("b", 2)]
     table.delta.restore(1)
-    assert follower.run() == [("a", 1), ("b", 2), ("c", 3), ("d", 4)], "RESTORE added rows that had counted"
+    assert follower.run() == [("a", 1), ("b", 2)], "RESTORE added a file, whose rows had counted"
 
 
 def test_changes_make_a_copy_of_the_table(table: DeltaLakeTable) -> None:
     """Appended, updated, deleted, merged, overwritten and compacted: the newest rows per key are the table's."""
-    table.append(("a", 1))
-    with pytest.raises(SourceUnreadable, match=r"does not record changes: set its property delta\.enableChangeDataFeed"):
-        table.plan(replace(table.source, changes=True))
-    shutil.rmtree(table.folder)
     table.append(("a", 1), ("b", 2), ("c", 3), configuration=FEED)
     follower = table.follow(changes=True, max_files=1)
 
@@ -183,11 +164,8 @@ def test_changes_make_a_copy_of_the_table(table: DeltaLakeTable) -> None:
     assert copied() == table.there()
     table.delta.update({"amount": "amount + 10"}, predicate="name = 'a'")
     table.append(("d", 4))
-    assert copied() == table.there()
     table.delta.delete("name = 'b'")
     table.delta.optimize.compact()
-    assert copied() == table.there()
-    table.delta.update({"name": "'renamed'"}, predicate="name = 'd'")
     assert copied() == table.there()
     changed = pa.table({"name": ["b", "c"], "amount": pa.array([7, 8], pa.int32())})
     merge = table.delta.merge(changed, "s.name = t.name", source_alias="s", target_alias="t")
@@ -195,6 +173,15 @@ def test_changes_make_a_copy_of_the_table(table: DeltaLakeTable) -> None:
     assert copied() == table.there()
     table.append(("a", 5), ("e", 6), mode="overwrite")
     assert copied() == table.there() == [("a", 5), ("e", 6)]
+
+    # A deletion vector without a change file: to read the removed file alone would delete all of its rows.
+    read, (file,) = follower.batches, table.plan(table.source)["data_files"]
+    rest = {"path": file["name"], "partitionValues": {}, "size": file["size"], "dataChange": True}
+    actions = [{"remove": rest}, {"add": {**rest, "deletionVector": VECTOR}}]
+    _write_version(table, table.delta.version() + 1, [json.dumps(action) for action in actions])
+    with pytest.raises(SourceUnreadable, match="has deleted rows in version"):
+        copied()
+    assert follower.batches == read
 
 
 def test_a_table_in_the_place_of_another_is_not_read(table: DeltaLakeTable) -> None:
@@ -222,7 +209,7 @@ def test_a_table_in_the_place_of_another_is_not_read(table: DeltaLakeTable) -> N
         table.plan(table.source, found)
 
 
-def test_versions_and_files_that_were_removed_are_named(table: DeltaLakeTable) -> None:
+def test_versions_and_files_that_were_removed_are_not_passed_over(table: DeltaLakeTable) -> None:
     table.append(("a", 1))
     found = table.plan(table.source)
     for number in range(3):
@@ -233,14 +220,9 @@ def test_versions_and_files_that_were_removed_are_named(table: DeltaLakeTable) -
         table.plan(table.source, found)
     table.delta.optimize.compact()
     table.delta.vacuum(0, dry_run=False, enforce_retention_duration=False)
-    whole = table.plan(table.source)
-    assert len(whole["data_files"]) == 1, "the newest snapshot has one file"
+    assert len(table.plan(table.source)["data_files"]) == 1, "the newest snapshot has one file"
     with pytest.raises(RangeExpired, match=r"which version 2 has, is gone: .* VACUUM removed it"):
         table.plan(replace(table.source, starting_version=2))
-    (table.log / f"{0:020}.json").unlink()
-    (table.log / f"{3:020}.checkpoint.parquet").unlink()
-    with pytest.raises(RangeExpired, match="has version 6, and no longer version 0"):
-        table.plan(table.source)
 
 
 VECTOR = {"storageType": "i", "pathOrInlineDv": "wi5b", "sizeInBytes": 4, "cardinality": 1}
@@ -253,17 +235,11 @@ REFUSED = {
         {"protocol": {"minReaderVersion": 3, "readerFeatures": ["variantType"]}},
         "requires the feature variantType of its readers",
     ),
-    "checkpoints of another kind": (
-        {"protocol": {"minReaderVersion": 3, "readerFeatures": ["v2Checkpoint"]}},
-        "requires the feature v2Checkpoint",
-    ),
     "a later protocol": ({"protocol": {"minReaderVersion": 4}}, "requires version 4 of Delta's protocol"),
     "deleted rows": ({"add": {"deletionVector": VECTOR}}, "has deleted rows in version 0"),
-    "a name that is no text": ({"add": {"path": "part%FF.parquet"}}, "lists a file whose name is not UTF-8: part%FF"),
     "a clone": ({"add": {"path": "s3://other/part.parquet"}}, "lists a file outside its folder: s3://other/part.parquet"),
     "a way out": ({"add": {"path": "../part.parquet"}}, r"lists a file outside its folder: \.\./part"),
     "another size": ({"add": {"size": 1}}, "bytes, and 1 in the log of version 0"),
-    "a column less": ({"metaData": {"schemaString": '{"fields": [{"name": "name"}]}'}}, "has no column amount; it has name"),
     "a partition": ({"metaData": {"partitionColumns": ["name"]}}, "is partitioned by name: declare it in partitions"),
 }
 
@@ -287,124 +263,15 @@ def test_a_table_that_would_be_misread_is_refused(table: DeltaLakeTable, what: s
 
 
 def test_a_declaration_that_changes_is_compared_with_the_table_again(table: DeltaLakeTable) -> None:
-    table.append(("a", 1), ("b", 2), configuration=FEED)
-    source = replace(table.source, starting_version=0, max_files=1)
-    found = table.plan(source)
-    table.append(("c", 3))
+    """A misspelt column would be NULL, and the rest of a version be read in another way than its beginning."""
+    table.append(("a", 1), configuration=FEED)
+    found = table.plan(table.source)
+    table.append(("b", 2), mode="overwrite")
     with pytest.raises(SourceUnreadable, match=r"Version 1 of .* has no column misspelt"):
-        table.plan(replace(source, schema={**SCHEMA, "misspelt": "int"}), found)
-    with pytest.raises(SourceUnreadable, match="is not partitioned by name: declare it in the schema"):
-        table.plan(replace(source, schema={"amount": "int"}, partitions={"name": "string"}), found)
-    table.delta.alter.add_columns([Field("shop", PrimitiveType("string"))])
-    later = replace(source, schema={**SCHEMA, "shop": "string"})
-    assert [table.plan(later, previous)["version"] for previous in (None, found)] == [0, 1]
-
-    table.delta.alter.set_table_properties({"delta.enableChangeDataFeed": "false"})
-    with pytest.raises(SourceUnreadable, match="does not record changes"):
-        table.plan(replace(source, changes=True), found)
-    table.delta.alter.set_table_properties(FEED)
-    changes = replace(source, changes=True)
-    rows = pa.table({"name": ["d"], "amount": pa.array([4], pa.int32()), "shop": ["here"]})
-    write_deltalake(str(table.folder), rows, mode="overwrite")
-    previous = found
-    while previous["taken"] is None:
-        previous = table.plan(changes, previous)
+        table.plan(replace(table.source, schema={**SCHEMA, "misspelt": "int"}), found)
+    in_part = table.plan(replace(table.source, changes=True, max_files=1), found)
     with pytest.raises(SourceChanged, match=r"has been read in part, with changes=True\. Declare it so until the rest"):
-        table.plan(source, previous)
-
-
-def test_a_file_whose_partition_the_log_does_not_say_is_refused(table: DeltaLakeTable) -> None:
-    """A removed file need not have it; its rows would be deleted under another key."""
-    rows = pa.table({"name": ["a"], "amount": pa.array([1], pa.int32()), "day": ["x"]})
-    write_deltalake(str(table.folder), rows, mode="append", partition_by=["day"])
-    version = table.log / f"{0:020}.json"
-    version.write_text(version.read_text().replace('"partitionValues":{"day":"x"}', '"partitionValues":{}'))
-    with pytest.raises(SourceUnreadable, match=r"does not say of which partition .* is: it has no value of day"):
-        table.plan(replace(table.source, partitions={"day": "string"}))
-
-
-def test_changes_of_some_rows_of_a_file_are_refused_before_any_of_the_version(table: DeltaLakeTable) -> None:
-    """A deletion vector without a change file: to read the removed file alone would delete all of its rows."""
-    table.append(("a", 1), ("b", 2), configuration=FEED)
-    source = replace(table.source, changes=True, max_files=1)
-    found = table.plan(source)
-    (name,) = [file["name"] for file in found["data_files"]]
-    file = {"path": name, "partitionValues": {}, "size": (table.folder / name).stat().st_size, "dataChange": True}
-    _write_version(table, 1, [json.dumps({"remove": file}), json.dumps({"add": {**file, "deletionVector": VECTOR}})])
-    with pytest.raises(SourceUnreadable, match="has deleted rows in version 1"):
-        table.plan(source, found)
-
-
-def test_what_is_no_table_is_refused(table: DeltaLakeTable) -> None:
-    with pytest.raises(SourceUnreadable, match="no Delta table: it has no folder _delta_log"):
-        table.plan(table.source)
-    table.log.mkdir(parents=True)
-    with pytest.raises(SourceUnreadable, match=r"no Delta table: .* has no version"):
-        table.plan(table.source)
-    _write_version(table, 0, ["no JSON"])
-    with pytest.raises(SourceUnreadable, match="its log has a line that is no JSON"):
-        table.plan(table.source)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"table": "ftp://x/y"}, r"Delta\('ftp://x/y'\): ftp:// is not read"),
-        ({"schema": {}}, r"Delta\('sales'\) needs a schema"),
-        ({"max_files": 0}, r"Delta\('sales'\) needs max_files and max_bytes of at least 1"),
-        ({"schema": {"_change_type": "string"}}, "cannot declare _change_type"),
-        ({"generation": 0}, "cannot have generation 0: the first one is 1"),
-        ({"starting_version": -1}, "cannot start with version -1: the first one is 0"),
-        ({"skip_change_commits": True, "changes": True}, "reads changes, and so leaves none out"),
-    ],
-)
-def test_a_declaration_that_makes_no_sense_is_refused(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Delta(**{"table": "sales", "schema": SCHEMA, **changed})
-
-
-def test_versions_without_rows_move_the_position(table: DeltaLakeTable) -> None:
-    """By a batch without rows; so their log may be removed, as it is after a time."""
-    table.append(("a", 1))
-    table.append(("b", 2))
-    follower = table.follow(skip_change_commits=True)
-    assert follower.run() == [("a", 1), ("b", 2)]
-    for _ in range(2):
-        table.delta.optimize.compact()
-        table.delta.delete("name = 'a'")
-    newest = table.delta.version()
-    assert follower.run() == [("a", 1), ("b", 2)]
-    assert follower.batches == 2
-    table.delta.create_checkpoint()
-    for version in range(newest):
-        (table.log / f"{version:020}.json").unlink()
-    table.append(("c", 3))
-    assert follower.run() == [("a", 1), ("b", 2), ("c", 3)]
-    assert table.plan(follower.source, table.plan(follower.source)) is None
-
-
-def test_the_next_generation_begins_the_table_again(table: DeltaLakeTable) -> None:
-    for number in range(3):
-        table.append((f"row {number}", number))
-    first = replace(table.source, starting_version=0, max_files=1)
-    found = table.plan(first)
-    table.delta.create_checkpoint()
-    (table.log / f"{1:020}.json").unlink()
-    with pytest.raises(RangeExpired, match="declare the next generation with a later starting_version"):
-        table.plan(first, found)
-    second = replace(first, generation=2, starting_version=2)
-    found = table.plan(second, found)
-    assert (found["version"], found["generation"]) == (2, 2)
-    assert second.identity != first.identity
-    shutil.rmtree(table.folder)
-    table.append(("other", 1))
-    with pytest.raises(SourceChanged, match=r"declare generation=3 and raise"):
-        table.plan(second, found)
-    found = table.plan(replace(table.source, generation=3), found)
-    assert (found["version"], len(found["data_files"])) == (0, 1)
-    with pytest.raises(SourceChanged, match=r"Generation 3 of .* was read already, so it cannot be read as generation 1"):
-        table.plan(table.source, found)
-    assert table.plan(table.source, {"files": [], "generation": 1})["version"] == 0, "after another kind of source"
+        table.plan(table.source, in_part)
 
 
 def test_an_instant_of_a_partition_needs_its_zone(table: DeltaLakeTable) -> None:
@@ -413,8 +280,6 @@ def test_an_instant_of_a_partition_needs_its_zone(table: DeltaLakeTable) -> None
     source = Delta("sales", schema={"name": "string"}, partitions={"at": "timestamp"})
     with pytest.raises(SourceUnreadable, match=r"at=2026-01-02 03:00:00.*, which has no time zone: .* as timestamp_ntz, or"):
         table.plan(source)
-    without = table.follow(schema={"name": "string"}, partitions={"at": "timestamp_ntz"})
-    assert without.run() == [("a", datetime(2026, 1, 2, 3))]
     version = table.log / f"{0:020}.json"
     version.write_text(version.read_text().replace("2026-01-02 03:00:00.000000", "2026-01-02T03:00:00.000000Z"))
     assert len(table.plan(source)["data_files"]) == 1

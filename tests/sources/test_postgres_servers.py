@@ -1,30 +1,21 @@
-"""PostgresTable on a server of its own: prepared transactions, standbys and their promotion, a log-in by a password file."""
+"""PostgresTable on a server of its own: prepared transactions, and a log-in by a password file."""
 
-import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
-import psycopg2
 import pytest
 from psycopg2.errors import LockNotAvailable
 
 from tests.integration.conftest import until
 from tests.postgres_versions import AnyPostgres, running
 from tests.sources.conftest import Inbox
-from tests.sources.shop import CREATE, DATED, DEADLINE_SECONDS, ORDERS, Shop, expected, refused
+from tests.sources.shop import CREATE, DATED, DEADLINE_SECONDS, ORDERS, Shop, expected
 from tests.store import STACK_FOLDER, lock_holders
 from tidegate.jobs import PostgresTable
-from tidegate.jobs.sources.binding import coordinator_of
-from tidegate.jobs.sources.postgres import seen_by_plans
-from tidegate.jobs.sources.postgres.read import read_part
-from tidegate.jobs.sources.postgres.seen_by_plans import snapshot_of
 from tidegate.stack.components.server_process import reserve_port
-from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 
 
 @pytest.fixture(scope="module")
@@ -40,43 +31,16 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyPostgres]:
         yield server
 
 
-@contextmanager
-def shop_at(postgres: AnyPostgres, *, is_new: bool = True) -> Iterator[Shop]:
-    """Open the shop of a server, which begins with an empty table of orders."""
-    with ExitStack() as sessions:
-        shop = Shop(settings_of(postgres), sessions)
-        if is_new:
-            for (left,) in shop.execute("SELECT gid FROM pg_prepared_xacts"):
-                shop.execute("ROLLBACK PREPARED %s", [left])
-            shop.execute("DROP TABLE IF EXISTS orders")
-            shop.execute(CREATE)
-        yield shop
-
-
-def settings_of(postgres: AnyPostgres) -> Settings:
-    return replace(postgres.settings, pg_database="postgres")
-
-
 @pytest.fixture
 def prepared_shop(postgres: AnyPostgres) -> Iterator[Shop]:
-    with shop_at(postgres) as shop:
+    """The shop of this server, with an empty table of orders."""
+    with ExitStack() as sessions:
+        shop = Shop(replace(postgres.settings, pg_database="postgres"), sessions)
+        for (left,) in shop.execute("SELECT gid FROM pg_prepared_xacts"):
+            shop.execute("ROLLBACK PREPARED %s", [left])
+        shop.execute("DROP TABLE IF EXISTS orders")
+        shop.execute(CREATE)
         yield shop
-
-
-@contextmanager
-def as_standby(postgres: AnyPostgres) -> Iterator[Path]:
-    """Let a server be a standby; yield the file that makes it one, which it removes when it is promoted."""
-    signal = postgres.data / "standby.signal"
-    postgres.stop()
-    signal.touch()
-    os.chown(signal, postgres.data.stat().st_uid, -1)
-    postgres.start()
-    try:
-        yield signal
-    finally:
-        postgres.stop()
-        signal.unlink(missing_ok=True)
-        postgres.start()
 
 
 @pytest.mark.parametrize("source", [ORDERS, DATED])
@@ -131,84 +95,12 @@ def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_sh
         migrating.result(DEADLINE_SECONDS)
 
 
-@pytest.mark.soak
-def test_a_writer_that_prepares_meanwhile_is_still_waited_for(prepared_shop: Shop) -> None:
-    """Its session has detached from it and does other work; transactions prepared later are not waited for."""
-    shop = prepared_shop
-    writer, other = shop.session(), shop.session()
-    writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
-    shop.sell()
-    with ThreadPoolExecutor(1) as thread:
-        plan = thread.submit(shop.planned, replace(ORDERS, wait_seconds=DEADLINE_SECONDS))
-        shop.wait_until_polling()
-        writer.execute("PREPARE TRANSACTION 'late'")
-        shop.wait_until_polling(3)
-        other.execute("BEGIN; INSERT INTO orders (name) VALUES ('other'); PREPARE TRANSACTION 'other'")
-        shop.wait_until_polling(3)
-        assert not plan.done()
-        shop.execute("COMMIT PREPARED 'late'")
-        metadata = plan.result(DEADLINE_SECONDS)
-    shop.execute("COMMIT PREPARED 'other'")
-
-    assert shop.ids(metadata) == [1, 2]
-
-
-def test_a_snapshot_lists_so_many_open_transactions_and_no_more(prepared_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If more are open, the snapshot ends before the first that it does not list, so that none is taken for ended."""
-    shop = prepared_shop  # whose server has no other transactions
-    writer = shop.session()
-    writer.execute("BEGIN; CREATE TABLE made ()")
-    for n in range(3):
-        writer.execute(f"SAVEPOINT s; CREATE TABLE made_{n} ()")
-    shop.sell()
-    [(xmin,)] = shop.execute("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
-    with closing(psycopg2.connect(**shop.settings.conninfo(user=shop.settings.pg_stager))) as connection:
-        cursor = connection.cursor()
-        assert snapshot_of(cursor) == f"{xmin}:{xmin + 5}:{xmin},{xmin + 1},{xmin + 2},{xmin + 3}"
-        monkeypatch.setattr(seen_by_plans, "OPEN", 2)
-        assert snapshot_of(cursor) == f"{xmin}:{xmin + 2}:{xmin},{xmin + 1}"
-
-
-@pytest.mark.soak
-def test_a_standby_is_refused(postgres: AnyPostgres) -> None:
-    """Its primary's locks cannot be seen there."""
-    with shop_at(postgres):
-        pass
-    settings = settings_of(postgres)
-    with as_standby(postgres):
-        for source in (ORDERS, DATED):
-            with pytest.raises(SourceUnreadable, match="standby"):
-                coordinator_of(source, settings).initialize_transaction(1, None, None)
-        with pytest.raises(SourceUnreadable, match="standby"):
-            list(read_part(settings.conninfo(user="tidegate_stager"), ORDERS.selection, (None, ["1"])))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("source", [ORDERS, DATED], ids=["by id", "by time"])
-def test_a_promoted_standby_is_refused_unless_it_has_all_rows(postgres: AnyPostgres, source: PostgresTable) -> None:
-    """Its writers have passed both the position and the transactions of before, so that nothing else shows what it lost."""
-    with shop_at(postgres) as shop:
-        shop.sell(3)
-        before = shop.planned(source)
-    with as_standby(postgres) as signal:
-        postgres.execute("SELECT pg_promote()")
-        with shop_at(postgres, is_new=False) as shop:
-            shop.sell(3)
-            assert not signal.exists()
-            refused(shop, source, SourceChanged, before, r"a standby was promoted .* \(timeline \w+, now \w+\).*generation=2")
-            for goes_on in (replace(source, failover="go-on"), replace(source, generation=2, keeps_position=True)):
-                assert shop.planned(goes_on, before)["rows"] == 3
-            trusting = replace(shop.settings, pg_failover="go-on")
-            assert coordinator_of(source, trusting).initialize_transaction(2, before, None)["rows"] == 3
-
-
-def test_another_server_is_read_by_a_password_file(postgres: AnyPostgres, inbox: Inbox) -> None:
+def test_another_server_is_read_by_a_password_file(postgres: AnyPostgres, prepared_shop: Shop, inbox: Inbox) -> None:
     """Planner and executors find the password in the file that `connection` names; it is stored nowhere else."""
-    with shop_at(postgres) as shop:
-        shop.sell(20)
-        connection = f"host=127.0.0.1 port={postgres.port} dbname=postgres user=tidegate_stager passfile={postgres.passfile}"
-        pipeline = inbox.declare(replace(ORDERS, connection=connection))
-        assert inbox.run(pipeline) == [1]
-        assert inbox.rows(pipeline) == expected(shop)
-        password = postgres.stager_passfile.read_text().strip().split(":")[-1]
-        assert password not in pipeline.source.identity + repr(pipeline.source)
+    prepared_shop.sell(20)
+    connection = f"host=127.0.0.1 port={postgres.port} dbname=postgres user=tidegate_stager passfile={postgres.passfile}"
+    pipeline = inbox.declare(replace(ORDERS, connection=connection))
+    assert inbox.run(pipeline) == [1]
+    assert inbox.rows(pipeline) == expected(prepared_shop)
+    password = postgres.stager_passfile.read_text().strip().split(":")[-1]
+    assert password not in pipeline.source.identity + repr(pipeline.source)

@@ -15,10 +15,9 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import PySparkException
 
-from tests import steps
 from tests.servers import Server
 from tests.store import Attempt
-from tidegate.jobs import Count, Kafka, Pipeline, State
+from tidegate.jobs import Kafka
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.kafka.login import kafka_client
@@ -131,22 +130,6 @@ class OrdersTopic:
 def ranges(metadata: dict | None) -> dict[str, tuple[int, int]]:
     assert metadata is not None
     return {name: (found["start"], found["end"]) for name, found in metadata["partitions"].items()}
-
-
-def declare(topic: OrdersTopic, register: Callable[..., None], *, version: int = 1, **changes: Any) -> Pipeline:
-    source = topic.source(**changes)
-    states = {"per_shop": State(key={"shop": "text"}, aggregates={"records": Count()}, kind=source.kind)}
-    pipeline = Pipeline("orders", source, states, version=version, transform=lambda rows: rows.selectExpr("string(value) shop"))
-    register(pipeline)
-    return pipeline
-
-
-def run(topic: OrdersTopic, pipeline: Pipeline, run_id: str) -> list[int]:
-    return steps.run(topic.settings, pipeline, run_id)
-
-
-def per_shop(topic: OrdersTopic, pipeline: Pipeline) -> dict[str, int]:
-    return {row["shop"]: row["records"] for row in steps.rows(topic.settings, pipeline)}
 
 
 @pytest.fixture(scope="module")

@@ -178,7 +178,7 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         effect = self._table.effect(snapshot)
         if effect.operation == "replace":
             return False
-        if not effect.removes and effect.operation != "delete":
+        if not effect.removes:
             return effect.adds > 0
         self._pass_change(
             f"Snapshot {snapshot.snapshot_id} of {self._source.table} ({effect.operation})",

@@ -22,6 +22,7 @@ from tests.mutants.catalogue import (
     secrets,
     sources,
     stack,
+    tables,
     windows,
 )
 from tests.mutants.planted_fault import Mutant
@@ -43,6 +44,7 @@ ROOMS: dict[str, Sequence[Mutant]] = {
     "compute": compute.MUTANTS,
     "sources": sources.MUTANTS,
     "files": files.MUTANTS,
+    "tables": tables.MUTANTS,
     "formats": formats.MUTANTS,
     "airflow": airflow.MUTANTS,
     "page": page.MUTANTS,
