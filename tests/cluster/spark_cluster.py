@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -78,25 +77,6 @@ class Installation:
         made.python.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={made.folder}/python/lib exec {program} "$@"\n')
         made.python.chmod(0o755)
         return made
-
-    def pack(self, archive: Path) -> None:
-        """Write the Python into an archive that runs wherever it is unpacked, as `run`."""
-        packed = self.python.with_name("packed")
-        packed.write_text(
-            '#!/bin/sh\nhere=$(dirname "$0")\n'
-            f'LD_LIBRARY_PATH="$here/lib" exec "$here/bin/{Path(sysconfig.get_path("stdlib")).name}" "$@"\n'
-        )
-        packed.chmod(0o755)
-
-        def renamed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-            if member.name == "./run":
-                return None
-            member.name = "./run" if member.name == "./packed" else member.name
-            return member
-
-        with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as written:
-            written.add(self.python.parent, ".", filter=renamed)
-        archive.chmod(0o644)
 
     @property
     def spark(self) -> Path:
@@ -293,25 +273,17 @@ def client_settings(settings: Settings, folder: Path, port: int, token: str) -> 
 
 
 @contextmanager
-def small_cluster(
-    stack: Settings, free_port: Callable[[], int], *, without: str | None = None, packed: bool = False
-) -> Iterator[SparkCluster]:
+def small_cluster(stack: Settings, free_port: Callable[[], int], *, without: str | None = None) -> Iterator[SparkCluster]:
     """The smallest cluster: a Connect server that starts its executor as a process of its own (Spark's local-cluster).
 
-    `without` is a package that its Python lacks. If `packed`, a complete Python travels to executors in an archive.
+    `without` is a package that its Python lacks.
     """
     with folder_for_all() as folder:
-        archives = {}
-        environment = {}
-        if packed:
-            Installation.make(folder / "complete").pack(folder / "environment.tar.gz")
-            archives = {"spark.archives": f"{folder / 'environment.tar.gz'}#environment"}
-            environment = {"PYSPARK_PYTHON": "../environment/run"}
-        machine = Machine.make(folder, 0, Installation.make(folder / "installed", without=without), **environment)
+        machine = Machine.make(folder, 0, Installation.make(folder / "installed", without=without))
         token, port, ui_port = secrets.token_urlsafe(16), free_port(), free_port()
         properties = common_properties(secrets.token_urlsafe(16)) | server_properties(machine, port, ui_port, token)
         try:
-            start_server(machine, port, properties | archives | {"spark.master": "local-cluster[1,2,768]"})
+            start_server(machine, port, properties | {"spark.master": "local-cluster[1,2,768]"})
             settings = client_settings(stack, folder, port, token)
             yield SparkCluster(settings, machine, [machine], machine.home, ui_port)
         finally:

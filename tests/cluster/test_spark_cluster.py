@@ -206,17 +206,15 @@ def assert_secret(cluster: SparkCluster, settings: Settings) -> None:
 
 @pytest.mark.promise("decision:0035")
 @long
-@pytest.mark.parametrize("without", [None, "psycopg2-binary"], ids=["installed", "packed"])
 def test_code_and_password_travel(
     stack: Settings,
     database: str,
     author: Callable[..., Author],
     days: Path,
     free_port: Callable[[], int],
-    without: str | None,
 ) -> None:
     package = author(files_per_batch=2)
-    with small_cluster(stack, free_port, without=without, packed=without is not None) as cluster:
+    with small_cluster(stack, free_port) as cluster:
         settings = replace(cluster.settings, pg_database=database)
         pipeline = package.module().PIPELINE
         register_pipelines(settings, pipeline)

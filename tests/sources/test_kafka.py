@@ -28,6 +28,7 @@ from tidegate.jobs.sources.kafka.plan import fair_shares
 from tidegate.jobs.testing import PROMISES, Bench, NotPossible
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import (
+    BadKey,
     RangeExpired,
     RowsLost,
     SourceChanged,
@@ -338,16 +339,18 @@ def test_a_wrong_password_is_distinguished_from_brokers_that_are_away(topic: Ord
 @pytest.mark.promise("decision:0021")
 def test_the_password_is_in_no_plan_metadata_or_identity(topic: OrdersTopic) -> None:
     password = kafka_client(topic.settings)["sasl.password"]
-    topic.producer.produce(topic.name, b"v", headers=[("trace", b"7")])
+    topic.producer.produce(topic.name, b"caf\xe9", headers=[("trace", b"7")])
     topic.producer.flush(SECONDS)
     source = topic.source(headers=True)
     first = topic.plan(source)
     shown = io.StringIO()
     with spark_session(topic.settings, "orders") as spark, redirect_stdout(shown):
-        rows = emitter_of(source, spark, topic.settings).emit_batch(Attempt("orders", 11, 1, first), first)
+        emitter = emitter_of(source, spark, topic.settings)
+        rows = emitter.emit_batch(Attempt("orders", 11, 1, first), first)
         rows.explain(extended=True)
         print(rows._plan.to_proto(spark.client))  # noqa: T201 - what is sent to Spark, options and all
         assert [header.asDict() for header in rows.first().headers] == [{"key": "trace", "value": b"7"}]
+        assert "offset 0 (value)" in str(emitter.explain(BadKey("invalid byte sequence")))
 
     assert "sasl.jaas.config" in shown.getvalue()
     for text in (shown.getvalue(), json.dumps(first), source.identity, repr(source)):
