@@ -104,10 +104,7 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
         return Position(newest.table.id, start - 1, None)
 
     def _check_declared(self, previous: SourceMetadata) -> None:
-        """Check a declaration that is another than that of the previous batch.
-
-        Raises: SourceChanged if it would read the rest of a version in another way than its beginning; SourceUnreadable.
-        """
+        """Check a declaration that is another than that of the previous batch."""
         if previous["declared"] == self._declared:
             return
         if previous["taken"] is not None and previous["changes"] != self._source.changes:
@@ -124,10 +121,7 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
         return self._newest
 
     def _version_of(self, position: Position) -> Commit | None:
-        """Return the position's version; None if it was removed from the log.
-
-        Raises: SourceChanged if the log has another version of this number, or ends before it.
-        """
+        """Return the position's version; None if it was removed from the log."""
         commit = self._commit(position.version)
         if commit is None and position.commit is not None and next(self._log.following(position.version), None) is None:
             raise self._other_table(f"its log ends before version {position.version}, which has been read")
@@ -167,10 +161,7 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
         return heapq.nsmallest(NAMES_AT_ONCE + 1, rest, key=lambda file: file.name)
 
     def _is_to_be_read(self, commit: Commit, table: str) -> bool:
-        """Return whether a version adds rows that are to be read.
-
-        Raises: SourceChanged if it takes rows away, which the pipeline does not allow; SourceUnreadable.
-        """
+        """Return whether a version adds rows that are to be read."""
         if commit.table is not None:
             if commit.table.id != table:
                 raise self._other_table(f"from version {commit.version} on it has the id {commit.table.id}, and was {table}")
@@ -213,10 +204,7 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
             )
 
     def _entry(self, file: DataFile) -> dict[str, Any]:
-        """Return a data file's entry in the metadata of a batch, by which attempts recognize it.
-
-        Raises: RangeExpired if it is gone; SourceUnreadable.
-        """
+        """Return a data file's entry in the metadata of a batch, by which attempts recognize it."""
         identity = self._identity(
             *(file, self._folder, f"in the log of version {file.version}"),
             f"version {file.version} has, is gone: the table no longer needs it, and VACUUM removed it "

@@ -118,10 +118,7 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         return history[numbers.index(start) :]
 
     def _after(self, position: Position, history: "list[Snapshot]") -> "list[Snapshot]":
-        """Return the snapshots that followed the one that was read last.
-
-        Raises: SourceChanged if the branch does not lead through it any more; RangeExpired if that cannot be known.
-        """
+        """Return the snapshots that followed the one that was read last."""
         table, last = self._table, int(position.snapshot)
         if table.uuid != position.table:
             raise self._other_table(f"it has the id {table.uuid}, and was {position.table}")
@@ -151,10 +148,7 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         )
 
     def _snapshot_in_progress(self, position: Position) -> "Snapshot":
-        """Return the snapshot that was read in part.
-
-        Raises: RangeExpired.
-        """
+        """Return the snapshot that was read in part."""
         if (snapshot := self._table.snapshot(int(position.snapshot))) is None:
             raise RangeExpired(
                 f"{self._source.table} has no snapshot {position.snapshot} any more, of which {position.taken} files were "
@@ -171,10 +165,7 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
             yield file, Position(uuid, name, whole, None if number == total else number)
 
     def _is_to_be_read(self, snapshot: "Snapshot") -> bool:
-        """Return whether a snapshot adds rows that are to be read.
-
-        Raises: SourceChanged if it takes rows away, which the pipeline does not allow.
-        """
+        """Return whether a snapshot adds rows that are to be read."""
         effect = self._table.effect(snapshot)
         if effect.operation == "replace":
             return False
@@ -188,10 +179,7 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         return False
 
     def _entry(self, file: DataFile, snapshot: str | None) -> dict[str, Any]:
-        """Return a data file's entry in the metadata of a batch, by which attempts recognize it.
-
-        Raises: RangeExpired if it is gone; SourceUnreadable.
-        """
+        """Return a data file's entry in the metadata of a batch, by which attempts recognize it."""
         identity = self._identity(
             *(file, place_of(self._home, file.root), "by the table's manifest"),
             f"snapshot {snapshot} or one before it has, is gone: it was removed after its snapshot expired. Put it back, or "

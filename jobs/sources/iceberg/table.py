@@ -234,10 +234,7 @@ class IcebergTable:
         return frozenset(self._columns[number] for number in numbers if number in self._columns)
 
     def _place(self, location: str) -> str:
-        """Return where data files lie, as a folder of `Files`.
-
-        Raises: SourceUnreadable.
-        """
+        """Return where data files lie, as a folder of `Files`."""
         place = _readable_scheme(location).rstrip("/")
         if not is_url(place) and not place.startswith("/"):
             raise SourceUnreadable(f"{self.name} lies in {location}, which is no absolute path.")

@@ -74,10 +74,7 @@ class KafkaCoordinator(PartitionedCoordinator):
         return planned
 
     def _predecessor(self, previous: SourceMetadata | None, current: SourceMetadata | None) -> tuple[SourceMetadata, bool]:
-        """Return what a batch follows, as metadata with the partitions' positions, and whether it is planned even if empty.
-
-        Raises: SourceChanged if it is another topic than before; SourceUnavailable.
-        """
+        """Return what a batch follows, as metadata with the partitions' positions, and whether it is planned even if empty."""
         saved = previous or current
         if saved is not None and self._begins_again(saved):
             self._check_same_topic(current)
@@ -103,10 +100,7 @@ class KafkaCoordinator(PartitionedCoordinator):
             )
 
     def _saved_plan(self, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
-        """Return what a planned batch keeps of its plan; None if it is planned again.
-
-        Raises: SourceChanged if it was planned from another source.
-        """
+        """Return what a planned batch keeps of its plan; None if it is planned again."""
         if self._source.kind == "transactional":
             return current
         if "topic_id" not in current:
@@ -309,10 +303,7 @@ class TopicOffsets(Partitions):
         return isinstance(first, int) and isinstance(last, int) and first < end <= last
 
     def _check_not_cut(self, partition: str, previous: SourceMetadata) -> None:
-        """Refuse a partition whose records before the position are others than those that were planned.
-
-        Raises: SourceChanged; PartitionUnavailable.
-        """
+        """Refuse a partition whose records before the position are others than those that were planned."""
         position = previous["end"]
         cut = self._cuts.get(_end_of(partition, previous))
         if cut is None:
@@ -327,10 +318,7 @@ class TopicOffsets(Partitions):
         )
 
     def _bounds(self, partition: str) -> tuple[int, int]:
-        """Return the first offset that has not expired, and the end.
-
-        Raises: PartitionUnavailable.
-        """
+        """Return the first offset that has not expired, and the end."""
         first, end = self._first[int(partition)], self._ends[int(partition)]
         for unavailable in (first, end):
             if isinstance(unavailable, PartitionUnavailable):

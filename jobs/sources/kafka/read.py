@@ -220,10 +220,7 @@ class KafkaReader(Emitter):
         return Topic(metadata["topic"], self._settings)
 
     def _check_kept(self, attempt: "Attempt", metadata: SourceMetadata, topic: Topic) -> None:
-        """Refuse expired records, and a topic that was replaced.
-
-        Raises: RangeExpired, SourceChanged, PartitionUnavailable, SourceUnavailable, SourceUnreadable.
-        """
+        """Refuse expired records, and a topic that was replaced."""
         if not topic.is_topic_of(metadata):
             raise SourceChanged(
                 f"Topic {topic.name} was deleted and created again since this batch was planned: its id was "
@@ -251,10 +248,7 @@ class KafkaReader(Emitter):
             raise self._expired(" ".join(expired) + loss, is_partial=bool(left))
 
     def _check_not_cut(self, attempt: "Attempt", metadata: SourceMetadata, topic: Topic) -> None:
-        """Refuse records that have taken the offsets of planned ones.
-
-        Raises: SourceChanged, PartitionUnavailable.
-        """
+        """Refuse records that have taken the offsets of planned ones."""
         planned = {str(partition): metadata["partitions"][str(partition)] for partition in _ranges(metadata)}
         shorter: dict[str, str | PartitionUnavailable | None] = {}
         for partition, end in topic.offsets("latest").items():
@@ -321,10 +315,7 @@ class KafkaReader(Emitter):
 
 
 def _ranges(metadata: SourceMetadata) -> dict[int, tuple[int, int]]:
-    """Return start and end for each partition with a range that is not empty.
-
-    Raises: SourceChanged for the metadata of another source.
-    """
+    """Return start and end for each partition with a range that is not empty."""
     if "topic_id" not in metadata:
         raise SourceChanged(OF_ANOTHER_SOURCE)
     slices: dict[str, Any] = metadata["partitions"]

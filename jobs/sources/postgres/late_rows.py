@@ -24,16 +24,13 @@ from psycopg2 import sql
 
 from tidegate.jobs.sources.postgres.seen_by_plans import ends_of, is_comparable, visible
 from tidegate.jobs.sources.postgres.table_origin import Origin, Sequence
-from tidegate.jobs.sources.postgres.table_query import Position, TableQuery, count_rows, range_in_words
-from tidegate.state_store.base.errors import AccessRefused, MalformedRecord, SourceChanged
+from tidegate.jobs.sources.postgres.table_query import Position, TableQuery, rows_now
+from tidegate.state_store.base.errors import MalformedRecord, SourceChanged
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 # The most gaps in metadata: each costs a lookup in the key's index at every plan, and some bytes in each batch's metadata.
 GAPS = 200
 WHOLE = ("smallint", "integer", "bigint")
-_SEES_WRITERS = """
-    SELECT has_column_privilege(%(table)s::oid, 'xmin', 'SELECT'), quote_ident(current_user), %(table)s::regclass::text
-"""
 
 
 def gaps_of(query: TableQuery, types: list[str], after: Position | None) -> sql.Composable:
@@ -102,17 +99,10 @@ def check_newest_range(cursor: Any, query: TableQuery, previous: SourceMetadata)
 
     Raises: SourceChanged.
     """
-    rows, digest = count_rows(cursor, query, previous)
-    advice = "Give them new keys, and let the INSERT draw them."
-    if rows > previous["rows"]:
+    if now := rows_now(cursor, query, previous, may_shrink=True):
         raise SourceChanged(
-            f"{query.name} has {rows} row(s) {range_in_words(previous)}, but {previous['rows']} when this was planned: "
-            f"rows with lower keys came later, and would never be read. {advice}"
-        )
-    if rows == previous["rows"] and previous.get("keys", digest) != digest:
-        raise SourceChanged(
-            f"{query.name} has the same number of rows {range_in_words(previous)} as when this was planned, {rows}, but with "
-            f"other keys: some were deleted, and others came later, which would never be read. {advice}"
+            f"{query.name} has {now}: rows with lower keys came later, and would never be read. Give them new keys, and let "
+            "the INSERT draw them."
         )
 
 
@@ -202,8 +192,12 @@ def check_altered(
             f"{query.name}: sequence {sequence.name} was restarted or replaced since rows up to {position} were read, and "
             f"which keys were drawn twice cannot be found out here. {advice}"
         )
-    _check_sees_writers(cursor, query, origin.table)
-    rows, key = _written_since(cursor, query, previous)
+    cursor.execute(
+        sql.SQL("SELECT count(*), min(key)::text FROM ({rows}) AS r WHERE NOT ({visible})").format(
+            rows=_rows_up_to(query, previous["to"], query.keys), visible=visible(previous["snapshot"])
+        )
+    )
+    rows, key = cursor.fetchone()
     if rows:
         raise SourceChanged(
             f"{query.name}: sequence {sequence.name} was restarted or replaced since rows up to {position} were read, and "
@@ -223,7 +217,6 @@ def check_times(cursor: Any, query: TableQuery, origin: Origin, previous: Source
         return
     if not is_comparable(cursor, previous["snapshot"]):
         return
-    _check_sees_writers(cursor, query, origin.table)
     cursor.execute(
         sql.SQL(
             "SELECT count(*) FILTER (WHERE NOT ({visible})), min(key) FILTER (WHERE NOT ({visible})) FROM ({rows}) AS r"
@@ -243,28 +236,6 @@ def check_times(cursor: Any, query: TableQuery, origin: Origin, previous: Source
 def _whole(key: str) -> int:
     """Return a key as a number that a sequence can stand at: the next whole one, for a numeric with digits after the point."""
     return ceil(Decimal(key))
-
-
-def _written_since(cursor: Any, query: TableQuery, previous: SourceMetadata) -> tuple[int, str | None]:
-    """Count the rows up to the position that the plan could not see; return the count and their lowest key."""
-    cursor.execute(
-        sql.SQL("SELECT count(*), min(key)::text FROM ({rows}) AS r WHERE NOT ({visible})").format(
-            rows=_rows_up_to(query, previous["to"], query.keys), visible=visible(previous["snapshot"])
-        )
-    )
-    rows, key = cursor.fetchone()
-    return int(rows), key
-
-
-def _check_sees_writers(cursor: Any, query: TableQuery, table: int) -> None:
-    """Refuse a role that may read columns, but not which transaction wrote a row."""
-    cursor.execute(_SEES_WRITERS, {"table": table})
-    sees, role, name = cursor.fetchone()
-    if not sees:
-        raise AccessRefused(
-            f"{query.name}: role {role} cannot see which transactions wrote its rows, so rows could be skipped. Run: "
-            f"GRANT SELECT (xmin) ON {name} TO {role}"
-        )
 
 
 def _rows_up_to(query: TableQuery, position: Position, key: sql.Composable) -> sql.Composable:

@@ -88,10 +88,7 @@ class PostgresCoordinator(Coordinator):
         return following
 
     def _position(self, previous: SourceMetadata | None) -> tuple[Position | None, bool]:
-        """Return the start of the next range, and whether the table has to be the same as before.
-
-        Raises: SourceChanged.
-        """
+        """Return the start of the next range, and whether the table has to be the same as before."""
         if previous is None:
             return None, False
         before, now = previous.get("generation", 1), self._source.generation

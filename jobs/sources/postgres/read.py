@@ -19,7 +19,7 @@ from tidegate.jobs.sources import Emitter
 from tidegate.jobs.sources.postgres.source import PostgresTable
 from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, transaction
 from tidegate.jobs.sources.postgres.table_origin import check_same_origin, read_origin
-from tidegate.jobs.sources.postgres.table_query import Position, TableQuery, count_rows, range_in_words
+from tidegate.jobs.sources.postgres.table_query import Position, TableQuery, rows_now
 from tidegate.jobs.spark.task_connections import conninfo_of_tasks, on_executor
 from tidegate.jobs.spark.task_errors import reported
 from tidegate.state_store.base.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
@@ -78,17 +78,10 @@ class PostgresReader(Emitter):
             return
         with connected(self._conninfo, self._query, SourceChanged) as connection, transaction(connection) as cursor:
             self._check_origin(cursor, metadata)
-            rows, digest = count_rows(cursor, self._query, metadata)
-        advice = "Rows that were read once must stay as they are, and new ones must have higher keys."
-        if rows != metadata["rows"]:
+            now = rows_now(cursor, self._query, metadata)
+        if now:
             raise SourceChanged(
-                f"{self._query.name} has {rows} row(s) {range_in_words(metadata)}, but {metadata['rows']} when the batch was "
-                f"planned. {advice}"
-            )
-        if metadata.get("keys", digest) != digest:
-            raise SourceChanged(
-                f"{self._query.name} has the same number of rows {range_in_words(metadata)} as when the batch was planned, but "
-                f"with other keys. {advice}"
+                f"{self._query.name} has {now}. Rows that were read once must stay as they are, and new ones have higher keys."
             )
 
     def _check_origin(self, cursor: Any, metadata: SourceMetadata) -> None:

@@ -180,20 +180,20 @@ def shown(table: str | None, query: str | None) -> str:
     return f"Query {text if len(text) <= _SHOWN_QUERY_CHARACTERS else text[:_SHOWN_QUERY_CHARACTERS] + '...'}"
 
 
-def count_rows(cursor: Any, query: TableQuery, metadata: SourceMetadata) -> tuple[int, str]:
-    """Count the rows that a batch's range has now; return the count and the digest of their keys."""
+def rows_now(cursor: Any, query: TableQuery, metadata: SourceMetadata, *, may_shrink: bool = False) -> str | None:
+    """Return in words which rows a batch's range has now, beside those that were planned; None if they are the same."""
     if metadata["to"] is None:
-        return 0, "0"
+        return None
     statement = sql.SQL("SELECT count(*), {} FROM {} WHERE {}")
     cursor.execute(statement.format(query.digest, query.relation, query.between(metadata["after"], metadata["to"])))
     rows, digest = cursor.fetchone()
-    return int(rows), digest
-
-
-def range_in_words(metadata: SourceMetadata) -> str:
-    """Return a range in words."""
-    to = ", ".join(metadata["to"])
-    return f"after {', '.join(metadata['after'])} and up to {to}" if metadata["after"] else f"up to {to}"
+    after = f"after {', '.join(metadata['after'])} and " if metadata["after"] else ""
+    there = f"{rows} row(s) {after}up to {', '.join(metadata['to'])}"
+    if rows > metadata["rows"] or (rows < metadata["rows"] and not may_shrink):
+        return f"{there}, but {metadata['rows']} when this was planned"
+    if rows == metadata["rows"] and metadata.get("keys", digest) != digest:
+        return f"{there}, as when this was planned, but with other keys"
+    return None
 
 
 def _printed(name: str, kind: SparkType) -> sql.Composable:
