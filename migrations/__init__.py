@@ -68,9 +68,8 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str | No
             raise DeclarationChanged(" ".join(done.waiting.values()))
         if done.refused:
             raise SchemaOutOfDate(" ".join(done.refused.values()))
-        ordered = registration.in_order(connection, done.specs)
-        changed = [spec.name for spec in ordered if registration.register(connection, spec) or spec.name in done.rebuilt]
-        _note_tables(connection, done, ordered)
+        changed = [spec.name for spec in done.specs if registration.register(connection, spec) or spec.name in done.rebuilt]
+        _note_tables(connection, done, done.specs)
     return schema_revision.project_head(), changed
 
 
@@ -87,7 +86,8 @@ def accept_epoch(settings: Settings, owner: str) -> dict[str, str]:
     Raises: SchemaOutOfDate, AccessRefused, StoreUnavailable.
     """
     with connected(settings) as connection:
-        schema_revision.check_all_but_states(connection)
+        schema_revision.check_ledger(connection)
+        schema_revision.check_not_newer(connection)
         witness = Witness(settings.marks_folder, trusts_promotions=settings.trusts_promotions)
         return recorded_actions.accept_epoch(connection, witness, owner)
 
@@ -135,7 +135,7 @@ def upgrade_all_but_broken(settings: Settings, specs: Sequence[PipelineSpec]) ->
     with connected(settings) as connection, history_state_view.privileges_kept(connection, specs):
         done = _upgrade(connection, specs, may_wait=True)
         broken = done.retired | done.refused | done.waiting
-        for spec in registration.in_order(connection, done.specs):
+        for spec in done.specs:
             if spec.name not in broken:
                 try:
                     with connection.begin_nested():

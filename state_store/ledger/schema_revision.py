@@ -117,13 +117,10 @@ def check_known(database: str, version: str | None, in_the_way: str | None) -> N
 
 def made_by(found: str | None) -> str:
     """Return which code has made a ledger of this version, which is not this code's, and what to do."""
-    again = "make a new database and read the sources again (docs/projects.md)"
-    if found is None or len(found) < len(DIGEST):  # a migration's number, from when there were several
-        return f"was made by an earlier, unreleased revision of Tidegate ({found}): {again}."
     return (
         f"was made by another revision of Tidegate (schema.sql {found}) than this process was started with ({DIGEST}). If the "
         "code was updated since, restart the stack: tidegate down && tidegate up. If not, use the code that made it; or "
-        f"{again}."
+        "make a new database and read the sources again (docs/projects.md)."
     )
 
 
@@ -200,15 +197,6 @@ def check_migrated(connection: Connection) -> None:
             f"Database {database} is at revision {current_revision(connection) or 'none'} of the project's migrations, "
             f"which are at {project_head()}. Run: tidegate migrate"
         )
-
-
-def check_all_but_states(connection: Connection) -> None:
-    """Refuse a database whose ledger other code has made, or whose states are newer; migrations of states may be missing.
-
-    Raises: SchemaOutOfDate with the command to type.
-    """
-    check_ledger(connection)
-    check_not_newer(connection)
 
 
 def rebuilds_in_service(connection: Connection) -> dict[str, RebuildName]:

@@ -58,7 +58,8 @@ def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool = Tr
 
     Raises: DeclarationChanged if nothing has committed, or this pipeline cannot be rebuilt; SchemaOutOfDate; MetadataCorrupt.
     """
-    schema_revision.check_all_but_states(connection)
+    schema_revision.check_ledger(connection)
+    schema_revision.check_not_newer(connection)
     schema_revision.lock_revision(connection)
     cursors.check_in_service(connection, spec.name)
     committed = cursors.committed(connection, spec.name)

@@ -1,7 +1,6 @@
 """The registration of pipelines, which changes of a declaration it refuses (DECLARATION_CHANGED), and grants on states."""
 
 from collections.abc import Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
@@ -200,28 +199,9 @@ def retired(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, 
     return sentences
 
 
-def in_order(connection: Connection, specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:
-    """Return pipelines in an order in which they can be registered: one that gives a state away before its new owner.
-
-    If pipelines exchange states, the order stays as given: the first of them is refused.
-    """
-    by_name = {spec.name: spec for spec in specs}
-    owned = _owners(connection, specs)
-    after = {spec.name: {owner for name, owner in owned if name in _names(spec)} - {spec.name} for spec in specs}
-    try:
-        return [by_name[name] for name in TopologicalSorter(after).static_order() if name in by_name]
-    except CycleError:
-        return specs
-
-
-def _names(spec: PipelineSpec) -> set[str]:
-    """Return the names that a pipeline owns: of its tables, and of its updates, which are staged by name."""
-    return {*spec.tables, *(state.name for state in spec.states)}
-
-
-def _owners(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple[str, str]]:
-    """Return those names of these pipelines that registered ones own, with the owners."""
-    p, s, names = tables.pipeline.c, tables.state_table.c, {name for spec in specs for name in _names(spec)}
+def _owners(connection: Connection, spec: PipelineSpec) -> list[tuple[str, str]]:
+    """Return which of a pipeline's tables, and updates, which are staged by name, registered pipelines own, with the owners."""
+    p, s, names = tables.pipeline.c, tables.state_table.c, {*spec.tables, *(state.name for state in spec.states)}
     states = sa.func.jsonb_array_elements(p.declaration["states"]).table_valued(sa.column("value", JSONB)).lateral("states")
     declared = states.c.value["name"].astext
     of_states = sa.select(declared, p.pipeline).join_from(tables.pipeline, states, sa.true()).where(declared.in_(names))
@@ -235,7 +215,7 @@ def _check_owned(connection: Connection, spec: PipelineSpec) -> None:
     Raises: DeclarationChanged.
     """
     p = tables.pipeline.c
-    for state, owner in _owners(connection, [spec]):
+    for state, owner in _owners(connection, spec):
         if owner != spec.name:
             when = connection.scalar(sa.select(p.retired_at).where(p.pipeline == owner))
             why = "a state has one writer" if when is None else "that was retired, and the names of its states stay taken"
