@@ -366,10 +366,7 @@ class StateStore(Database):
         return self._removed(spec, state, step)
 
     def _removed(self, spec: PipelineSpec, state: StateSpec, remove: Callable[[Connection], _R]) -> _R:
-        """Run a transaction that removes something; again while readers hold the tables, so that commits come in between.
-
-        Raises: LockHeld if they hold them for long.
-        """
+        """Run a transaction that removes something; again while readers hold the tables, so that commits come in between."""
         doing, deadline = f"removing what is old of state {state.name}", time.monotonic() + DDL_LOCK_TIMEOUT_SECONDS
         while True:
             try:

@@ -148,7 +148,6 @@ def _may_commit(facts: TurnFacts) -> bool:
 
 
 def _read(connection: Connection, statement: sa.Select[Any], waiting: Sequence[tuple[str, int]]) -> Iterator[TurnFacts]:
-    """Yield the facts of these (pipeline, txid) whose pipeline is registered."""
     if not waiting:
         return
     pipelines, txids = zip(*waiting, strict=True)
@@ -203,7 +202,6 @@ def _facts() -> sa.Select[Any]:
 
 
 def _of_pipeline(requested: sa.FromClause) -> sa.Select[Any]:
-    """Return what `TurnFacts` has of each requested pipeline."""
     c, k, p, later = tables.cursor.c, tables.commit.c, tables.pipeline.c, tables.batch.alias("later")
     last = sa.select(requested.c.pipeline, sa.func.max(requested.c.txid).label("txid")).group_by(requested.c.pipeline)
     last_requested = last.subquery("last_requested")

@@ -107,7 +107,6 @@ def _sums(state: StateSpec, rows: sa.Subquery, part: Part | None = None, again: 
 
 
 def _whole_rows(state: StateSpec, rows: sa.Subquery, part: Part | None, again: sa.Subquery | None) -> sa.Select[Any]:
-    """Return the row of each key that is kept, with the key's last txid."""
     # Postgres runs no window function in parallel. So parts find the txids by a second pass and a join, unless a key may be
     # NULL: such keys would be joined row by row. The second pass sorts nothing: its groups are few bytes each, and hashed.
     keys = [rows.c[key.name] for key in state.keys]
@@ -166,7 +165,6 @@ def _is_between(name: str, least: str | None, end: str | None, columns: Columns)
 
 
 def _constant(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[Any]:
-    """Return a value given as text in its column's type."""
     constant = sa.literal(value, sa.Text)
     return constant if isinstance(column.type, sa.Text) else sa.cast(constant, column.type)
 

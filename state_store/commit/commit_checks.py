@@ -120,10 +120,6 @@ def without_wrong(connection: Connection, batch: CheckedBatch, state: StateSpec,
 def _wrong_partials(
     batch: CheckedBatch, state: StateSpec, name: str, statement: sa.Select[Any], partials: sa.Select[Any]
 ) -> sa.Select[Any]:
-    """Return the partials that a check finds.
-
-    Raises: DeclarationInvalid if the check does not select the keys.
-    """
     if missing := [key.name for key in state.keys if key.name not in statement.selected_columns]:
         raise DeclarationInvalid(
             f"The check {name!r} of pipeline {batch.pipeline} sets partials of {state.name} aside. Its query lacks column "

@@ -140,12 +140,10 @@ class EventTime:
 
     @property
     def _passed(self) -> sa.ColumnElement[Any] | None:
-        """Return the watermark before the batch taken last, as SQL."""
         return None if self._before is None else _at(self._before, self._window)
 
     @property
     def _removed(self) -> sa.ColumnElement[Any] | None:
-        """Return up to which end windows are no longer kept, as SQL."""
         return None if self._removed_until is None else _at(self._removed_until, self._window)
 
     def _partials_of(self, pieces: StagedBatch) -> sa.Select[Any]:
@@ -159,7 +157,6 @@ class EventTime:
         return sa.select(*(corrections if column.name == CORRECTIONS else column for column in w))
 
     def _set_aside(self, partials: sa.Select[Any], final_until: sa.ColumnElement[Any]) -> sa.Select[Any]:
-        """Move the partials of final windows into quarantine; return the rest."""
         if self._window.is_session:
             late, on_time = session_windows.divide(self._state, partials, final_until, self._removed)
         else:
@@ -186,10 +183,7 @@ class EventTime:
         return sa.func.concat(*reason)
 
     def _emit(self, after: int | None, until: int) -> None:
-        """Record the windows that become final by this commit, with their last values.
-
-        Raises: SchemaOutOfDate.
-        """
+        """Record the windows that become final by this commit, with their last values."""
         target = state_tables.state_table_of(self._state)
         range_partitions.begin_txid(self._connection, self._state, self._txid)
         names = [column.name for column in self._state.columns]
@@ -249,7 +243,6 @@ def take_back(connection: Connection, state: StateSpec, txid: int) -> None:
 
 
 def _in_each_window(state: StateSpec, pieces: StagedBatch) -> sa.Select[Any]:
-    """Return the partials of sliding windows: each piece belongs to several."""
     window = state.window
     assert window is not None, "only windows have pieces"
     p = pieces.partials.subquery("pieces")

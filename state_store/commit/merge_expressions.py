@@ -142,10 +142,7 @@ def _place(value: ValueColumn, row: Columns) -> sa.ColumnElement[Any]:
 
 
 def _own(value: ValueColumn, ours: sa.ColumnElement[Any], theirs: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Return two values combined by the author's code; NULL, the value of no rows, changes nothing.
-
-    Raises: DeclarationInvalid if the code fails.
-    """
+    """Return two values combined by the author's code; NULL, the value of no rows, changes nothing."""
     assert value.combine is not None, "a spec that was read from the ledger lacks the code"
     try:
         both = sa.cast(value.combine(ours, theirs), ours.type)

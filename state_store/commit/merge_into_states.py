@@ -81,10 +81,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[Lock
 
 
 def _move_bad_records(connection: Connection, spec: PipelineSpec, batches: Sequence[LockedBatch]) -> list[int]:
-    """Move the bad records that the newest attempts have sealed into quarantine, all or none; return their number by batch.
-
-    Raises: Unprocessed.
-    """
+    """Move the bad records that the newest attempts have sealed into quarantine, all or none; return their number by batch."""
     staged = QuarantineSpec(spec.name)
     recounted = _recount(connection, spec, staged, batches)
     return [_move_sealed(connection, staged, batch, sealed) for batch, sealed in zip(batches, recounted, strict=True)]
@@ -174,10 +171,7 @@ def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[Locked
 
 
 def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged: Sequence[StagedBatch]) -> None:
-    """Add the rows of batches, in the order of txid and position, which fills the index from one end.
-
-    Raises: GuardMismatch if a row exists already, or a trigger or a rule keeps it out.
-    """
+    """Add the rows of batches, in the order of txid and position, which fills the index from one end."""
     set_local(connection, {"work_mem": f"{MEMORY_MIB}MB"})  # for the sort
     for batch in staged:
         if state.ranges:
@@ -361,7 +355,6 @@ def _unique(state: StateSpec) -> list[str]:
 
 
 def _previous(state: StateSpec, target: Table) -> dict[str, Any]:
-    """Return the columns in which an upsert keeps the row's previous values and txid."""
     if not state.keeps_previous:
         return {}
     return {previous_name(v.name): target.c[v.name] for v in state.values} | {PREVIOUS_TXID: target.c.txid}

@@ -71,7 +71,6 @@ def commit_ready(
 
 
 def _merge(connection: Connection, spec: PipelineSpec, together: Sequence[BatchFacts], owner: str) -> list[Commit]:
-    """Merge batches that may commit, and record their commits."""
     counted_files.write(connection, spec, [batch.input for batch in together])  # refuses a file that has counted
     # All rows that were sealed (I7), and each of them (I14).
     merged = merge_into_states.merge_all(connection, spec, [batch.locked for batch in together])

@@ -203,7 +203,6 @@ def counts(connection: Connection, pipeline: str, txid: int | None = None, *, li
 
 
 def _is_here() -> sa.ColumnElement[bool]:
-    """Return whether no batch has taken a record up."""
     return tables.quarantine.c.replayed_txid.is_(None)
 
 

@@ -162,7 +162,6 @@ def _united(state: StateSpec, members: sa.Subquery, passed: Column | None) -> sa
 
 
 def _of_key(state: StateSpec, rows: Any) -> list[Column]:
-    """Return the columns of the state's key without the start of the window."""
     return [rows.c[key.name] for key in state.keys[:-1]]
 
 

@@ -145,7 +145,6 @@ class _Content:
 
 
 def _watch() -> None:
-    """Start the thread that looks at this process's waits, unless it runs."""
     global _watcher  # noqa: PLW0603 - one per process
     if not _watcher.is_alive():
         _watcher = threading.Thread(target=_look, name="tidegate answer deadlines", daemon=True)

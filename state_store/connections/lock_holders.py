@@ -97,7 +97,6 @@ def unknown(failed: BaseException) -> str:
 
 
 def _holders(cursor: Any, statement: str, context: str) -> tuple[list[Any], list[Any]]:
-    """Return what is known of each session in the way, and of each prepared transaction."""
     locks = _of_row(cursor, row) if (row := _ROW.search(context.partition("\n")[0])) else []
     if not locks:
         modes = _ROW_MODES if row else _ALL_MODES if _STRONG.match(statement) else _STRONG_MODES

@@ -105,7 +105,6 @@ def translate(error: BaseException | None, doing: str, holder: str = "") -> erro
 
 
 def _given_up(state: str, story: str, holder: str) -> errors.StoreUnavailable:
-    """Return the error for a step that Postgres has ended, and that may pass when it is tried again."""
     if state == LOCK_NOT_AVAILABLE:
         return errors.LockHeld(f"{story} {holder or 'Another session holds it: look at pg_locks.'}")
     return errors.StoreUnavailable(story)
@@ -206,7 +205,6 @@ def message_of(error: BaseException | None) -> str:
 
 
 def _refusals(error: BaseException | None) -> list[str]:
-    """Return what each host said to a connection that was refused."""
     return [line.strip().rstrip(".") for line in str(error).splitlines() if line.startswith(_OF_A_HOST)]
 
 

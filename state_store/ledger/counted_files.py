@@ -104,7 +104,6 @@ def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInpu
 def _counted_before(
     connection: Connection, spec: PipelineSpec, rows: sa.TableValuedAlias, first_txid: int
 ) -> SourceChanged | Unprocessed:
-    """Return the error for the first of these files that has counted before."""
     f = tables.source_file.c
     same = (f.name == rows.c.name, f.sha256 == sa.func.decode(rows.c.sha256, "hex"), f.txid != rows.c.txid)
     again = sa.select(f.name, f.txid, rows.c.txid.label("new_txid")).where(f.pipeline == spec.name, *same)
@@ -141,7 +140,6 @@ def counted_of_times(connection: Connection, pipeline: str, times: Sequence[int]
 def _taken(
     connection: Connection, pipeline: str, before_txid: int, column: str, kind: sa.types.TypeEngine[Any], values: Sequence[Any]
 ) -> Iterator[TakenFile]:
-    """Yield the files of committed batches before a txid that have one of some values in a column."""
     f, b, k = tables.source_file.c, tables.batch.c, tables.commit.c
     requested = sa.func.unnest(sa.cast(list(values), ARRAY(kind))).table_valued("value").render_derived(name="requested")
     statement = (

@@ -8,18 +8,19 @@ CREATE SCHEMA staging;
 
 -- What has happened to a batch is recorded in rows and times.
 
+-- The registered pipelines.
 CREATE TABLE tidegate.pipeline (
-    pipeline text NOT NULL,
+    pipeline text NOT NULL, -- its name, as declared in jobs/pipelines
     source_kind text NOT NULL,
-    fingerprint text NOT NULL,
-    declaration jsonb NOT NULL,
-    in_flight integer NOT NULL DEFAULT 16,
-    commits_alone boolean NOT NULL DEFAULT false,
-    registered_at timestamptz NOT NULL DEFAULT now(),
-    paused_at timestamptz,
+    fingerprint text NOT NULL, -- SHA-256 of the declaration; attempts and commits compare it
+    declaration jsonb NOT NULL, -- the declaration itself
+    in_flight integer NOT NULL DEFAULT 16, -- most batches begun and not committed
+    commits_alone boolean NOT NULL DEFAULT false, -- whether each batch is merged by itself
+    registered_at timestamptz NOT NULL DEFAULT now(), -- when this declaration was registered
+    paused_at timestamptz, -- since when no run and no batch begins
     paused_by text,
     paused_reason text,
-    retired_at timestamptz,
+    retired_at timestamptz, -- since when no batch of it counts any more
     retired_by text,
     retired_reason text,
     CONSTRAINT pk_pipeline PRIMARY KEY (pipeline),
@@ -27,111 +28,79 @@ CREATE TABLE tidegate.pipeline (
     CONSTRAINT ck_pipeline_retired CHECK (num_nulls(retired_at, retired_by, retired_reason) IN (0, 3)),
     CONSTRAINT ck_pipeline_source_kind CHECK (source_kind IN ('transactional', 'opaque', 'non-transactional'))
 );
-COMMENT ON TABLE tidegate.pipeline IS 'The registered pipelines.';
-COMMENT ON COLUMN tidegate.pipeline.pipeline IS 'its name, as declared in jobs/pipelines';
-COMMENT ON COLUMN tidegate.pipeline.fingerprint IS 'SHA-256 of the declaration; attempts and commits compare it';
-COMMENT ON COLUMN tidegate.pipeline.declaration IS 'the declaration itself';
-COMMENT ON COLUMN tidegate.pipeline.in_flight IS 'most batches begun and not committed';
-COMMENT ON COLUMN tidegate.pipeline.commits_alone IS 'whether each batch is merged by itself';
-COMMENT ON COLUMN tidegate.pipeline.registered_at IS 'when this declaration was registered';
-COMMENT ON COLUMN tidegate.pipeline.paused_at IS 'since when no run and no batch begins';
-COMMENT ON COLUMN tidegate.pipeline.retired_at IS 'since when no batch of it counts any more';
 
+-- Which pipeline owns which state table: one writer each.
 CREATE TABLE tidegate.state_table (
-    state text NOT NULL,
-    pipeline text NOT NULL,
-    pruned_txid bigint NOT NULL DEFAULT 0,
-    dropped_at timestamptz,
-    table_oid oid,
-    columns jsonb,
-    shape jsonb,
-    accepted_shape jsonb NOT NULL DEFAULT '{}',
+    state text NOT NULL, -- name of the table in schema state
+    pipeline text NOT NULL, -- its only writer
+    pruned_txid bigint NOT NULL DEFAULT 0, -- of changes: those up to here were removed
+    dropped_at timestamptz, -- since when it is dropped, as its pipeline is retired
+    table_oid oid, -- its number in Postgres; NULL: not noted, or it is a view
+    columns jsonb, -- the numbers of its columns in Postgres, by their names, noted with that
+    shape jsonb, -- its table_shape as declared; NULL: it is a view
+    accepted_shape jsonb NOT NULL DEFAULT '{}', -- what differs from that, and a person has accepted
     CONSTRAINT pk_state_table PRIMARY KEY (state),
     CONSTRAINT fk_state_table_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline)
 );
-COMMENT ON TABLE tidegate.state_table IS 'Which pipeline owns which state table: one writer each.';
-COMMENT ON COLUMN tidegate.state_table.state IS 'name of the table in schema state';
-COMMENT ON COLUMN tidegate.state_table.pipeline IS 'its only writer';
-COMMENT ON COLUMN tidegate.state_table.pruned_txid IS 'of changes: those up to here were removed';
-COMMENT ON COLUMN tidegate.state_table.dropped_at IS 'since when it is dropped, as its pipeline is retired';
-COMMENT ON COLUMN tidegate.state_table.table_oid IS 'its number in Postgres; NULL: not noted, or it is a view';
-COMMENT ON COLUMN tidegate.state_table.columns IS 'the numbers of its columns in Postgres, by their names, noted with that';
-COMMENT ON COLUMN tidegate.state_table.shape IS 'its table_shape as declared; NULL: it is a view';
-COMMENT ON COLUMN tidegate.state_table.accepted_shape IS 'what differs from that, and a person has accepted';
 
+-- Partitions of states that are divided by ranges, and of what states record.
 CREATE TABLE tidegate.state_range (
     state text NOT NULL,
-    partition text NOT NULL,
-    lower text,
-    upper text,
-    every text NOT NULL,
+    partition text NOT NULL, -- name of the table in schema state that has its rows
+    lower text, -- its least value, of a time in UTC; NULL: it has none
+    upper text, -- the least value above it; NULL: there is none
+    every text NOT NULL, -- its length, as it was declared; of changes: how many txids
     CONSTRAINT pk_state_range PRIMARY KEY (state, partition),
     CONSTRAINT fk_state_range_state_table FOREIGN KEY (state) REFERENCES tidegate.state_table (state)
 );
-COMMENT ON TABLE tidegate.state_range IS 'Partitions of states that are divided by ranges, and of what states record.';
-COMMENT ON COLUMN tidegate.state_range.partition IS 'name of the table in schema state that has its rows';
-COMMENT ON COLUMN tidegate.state_range.lower IS 'its least value, of a time in UTC; NULL: it has none';
-COMMENT ON COLUMN tidegate.state_range.upper IS 'the least value above it; NULL: there is none';
-COMMENT ON COLUMN tidegate.state_range.every IS 'its length, as it was declared; of changes: how many txids';
 
+-- One row per pipeline. Every commit holds its row lock; order and exactly-once are decided under it.
 CREATE TABLE tidegate.cursor (
     pipeline text NOT NULL,
-    txid bigint NOT NULL,
-    attempt integer,
-    source_digest bytea,
-    epoch text NOT NULL,
-    history uuid NOT NULL DEFAULT gen_random_uuid(),
+    txid bigint NOT NULL, -- last committed txid
+    attempt integer, -- its attempt; NULL before the first commit
+    source_digest bytea, -- SHA-256 of its source metadata
+    epoch text NOT NULL, -- which database incarnation: system identifier and timeline, number of the database
+    history uuid NOT NULL DEFAULT gen_random_uuid(), -- which history of commits; a new one begins when a loss is accepted
     CONSTRAINT pk_cursor PRIMARY KEY (pipeline),
     CONSTRAINT fk_cursor_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline),
     CONSTRAINT ck_cursor_txid CHECK (txid >= 0)
 );
-COMMENT ON TABLE tidegate.cursor IS 'One row per pipeline. Every commit holds its row lock; order and exactly-once are decided under it.';
-COMMENT ON COLUMN tidegate.cursor.txid IS 'last committed txid';
-COMMENT ON COLUMN tidegate.cursor.attempt IS 'its attempt; NULL before the first commit';
-COMMENT ON COLUMN tidegate.cursor.source_digest IS 'SHA-256 of its source metadata';
-COMMENT ON COLUMN tidegate.cursor.epoch IS 'which database incarnation: system identifier and timeline, number of the database';
-COMMENT ON COLUMN tidegate.cursor.history IS 'which history of commits; a new one begins when a loss is accepted';
 
+-- How the plans of each pipeline end: one row per pipeline.
 CREATE TABLE tidegate.plan (
     pipeline text NOT NULL,
-    succeeded bigint NOT NULL DEFAULT 0,
-    succeeded_at timestamptz,
-    failed integer NOT NULL DEFAULT 0,
-    failing_since timestamptz,
-    failed_at timestamptz,
-    failed_run text,
-    error text,
+    succeeded bigint NOT NULL DEFAULT 0, -- plans that have found out what is new
+    succeeded_at timestamptz, -- when the last of them ended
+    failed integer NOT NULL DEFAULT 0, -- plans that have failed since
+    failing_since timestamptz, -- when the first of these failed
+    failed_at timestamptz, -- when the last of these failed
+    failed_run text, -- its run
+    error text, -- why it failed: code and message
     CONSTRAINT pk_plan PRIMARY KEY (pipeline),
     CONSTRAINT fk_plan_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline),
     CONSTRAINT ck_plan_failed CHECK (
         failed >= 0 AND num_nulls(failing_since, failed_at, failed_run, error) = CASE failed WHEN 0 THEN 4 ELSE 0 END
     )
 );
-COMMENT ON TABLE tidegate.plan IS 'How the plans of each pipeline end: one row per pipeline.';
-COMMENT ON COLUMN tidegate.plan.succeeded IS 'plans that have found out what is new';
-COMMENT ON COLUMN tidegate.plan.succeeded_at IS 'when the last of them ended';
-COMMENT ON COLUMN tidegate.plan.failed IS 'plans that have failed since';
-COMMENT ON COLUMN tidegate.plan.failing_since IS 'when the first of these failed';
-COMMENT ON COLUMN tidegate.plan.failed_at IS 'when the last of these failed';
-COMMENT ON COLUMN tidegate.plan.failed_run IS 'its run';
-COMMENT ON COLUMN tidegate.plan.error IS 'why it failed: code and message';
 
+-- One row per txid with its frozen source metadata.
 CREATE TABLE tidegate.batch (
     pipeline text NOT NULL,
     txid bigint NOT NULL,
-    source_metadata bytea NOT NULL,
-    source_digest bytea NOT NULL,
-    previous_digest bytea,
-    opened_by text NOT NULL,
-    opened_at timestamptz NOT NULL DEFAULT now(),
-    attempt integer NOT NULL DEFAULT 0,
-    halted_at timestamptz,
-    halted_reason text,
-    skip_owner text,
+    source_metadata bytea NOT NULL, -- what is needed to read exactly this batch; never edited
+    source_digest bytea NOT NULL, -- its SHA-256
+    previous_digest bytea, -- SHA-256 of the metadata that it continues; NULL for the first batch
+    opened_by text NOT NULL, -- the run that planned it
+    opened_at timestamptz NOT NULL DEFAULT now(), -- when its metadata was frozen
+    attempt integer NOT NULL DEFAULT 0, -- newest attempt: the fence
+    halted_at timestamptz, -- since when no task retries it
+    halted_reason text, -- why, in one line
+    skip_owner text, -- who gave it up: its commit will be without rows
     skip_reason text,
-    tries_after integer NOT NULL DEFAULT 0,
-    awaits_ack boolean NOT NULL DEFAULT true,
-    acked_at timestamptz,
+    tries_after integer NOT NULL DEFAULT 0, -- failures up to this attempt no longer count
+    awaits_ack boolean NOT NULL DEFAULT true, -- its source has yet to learn that it counts
+    acked_at timestamptz, -- when its source learned it; NULL: not yet, or not wanted
     CONSTRAINT pk_batch PRIMARY KEY (pipeline, txid),
     CONSTRAINT fk_batch_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline),
     CONSTRAINT ck_batch_halted CHECK ((halted_at IS NULL) = (halted_reason IS NULL)),
@@ -140,49 +109,37 @@ CREATE TABLE tidegate.batch (
 );
 -- Every plan looks for commits of which the source has yet to learn, however many batches there are.
 CREATE INDEX ix_batch_pipeline_txid ON tidegate.batch (pipeline, txid) WHERE awaits_ack;
-COMMENT ON TABLE tidegate.batch IS 'One row per txid with its frozen source metadata.';
-COMMENT ON COLUMN tidegate.batch.source_metadata IS 'what is needed to read exactly this batch; never edited';
-COMMENT ON COLUMN tidegate.batch.source_digest IS 'its SHA-256';
-COMMENT ON COLUMN tidegate.batch.previous_digest IS 'SHA-256 of the metadata that it continues; NULL for the first batch';
-COMMENT ON COLUMN tidegate.batch.opened_by IS 'the run that planned it';
-COMMENT ON COLUMN tidegate.batch.opened_at IS 'when its metadata was frozen';
-COMMENT ON COLUMN tidegate.batch.attempt IS 'newest attempt: the fence';
-COMMENT ON COLUMN tidegate.batch.halted_at IS 'since when no task retries it';
-COMMENT ON COLUMN tidegate.batch.halted_reason IS 'why, in one line';
-COMMENT ON COLUMN tidegate.batch.skip_owner IS 'who gave it up: its commit will be without rows';
-COMMENT ON COLUMN tidegate.batch.tries_after IS 'failures up to this attempt no longer count';
-COMMENT ON COLUMN tidegate.batch.awaits_ack IS 'its source has yet to learn that it counts';
-COMMENT ON COLUMN tidegate.batch.acked_at IS 'when its source learned it; NULL: not yet, or not wanted';
 
+-- One row per try at a batch.
 CREATE TABLE tidegate.attempt (
     pipeline text NOT NULL,
     txid bigint NOT NULL,
-    attempt integer NOT NULL,
-    owner text NOT NULL,
-    airflow_run_id text,
+    attempt integer NOT NULL, -- numbered by the store, from 1
+    owner text NOT NULL, -- who runs it, for people
+    airflow_run_id text, -- NULL outside Airflow
     airflow_task_id text,
-    airflow_try integer,
+    airflow_try integer, -- for people: it numbers nothing here
     spark_application text,
-    spark_tag text,
-    fingerprint text NOT NULL,
-    source_metadata bytea,
-    source_digest bytea NOT NULL,
-    previous_digest bytea,
-    started_at timestamptz NOT NULL DEFAULT now(),
-    seen_at timestamptz,
-    session text,
-    staged_at timestamptz,
-    sealed_at timestamptz,
-    failed_at timestamptz,
-    error text,
-    is_poison boolean,
-    source_rows bigint,
-    source_hash_sum bigint,
-    quarantined_rows bigint,
-    transformed_rows bigint,
-    transformed_hash_sum bigint,
-    staged_bytes bigint,
-    dropped_at timestamptz,
+    spark_tag text, -- tag of its operations, by which they are interrupted
+    fingerprint text NOT NULL, -- declaration that computes the partials
+    source_metadata bytea, -- what it reads, if it planned an opaque batch again; NULL: the first plan
+    source_digest bytea NOT NULL, -- SHA-256 of the metadata that it reads
+    previous_digest bytea, -- SHA-256 of the metadata that this continues; NULL for the first batch
+    started_at timestamptz NOT NULL DEFAULT now(), -- when it took the fence
+    seen_at timestamptz, -- when the process that runs it last said that it is alive
+    session text, -- application_name of the sessions of the process that runs it
+    staged_at timestamptz, -- when Spark had staged the last row
+    sealed_at timestamptz, -- when its staging was complete
+    failed_at timestamptz, -- when it gave up
+    error text, -- why it gave up: code and message
+    is_poison boolean, -- whether the content of the batch is at fault: only such failures count as tries
+    source_rows bigint, -- rows that the source emitted
+    source_hash_sum bigint, -- sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked
+    quarantined_rows bigint, -- of these, set aside as bad
+    transformed_rows bigint, -- rows that the transform returned
+    transformed_hash_sum bigint, -- sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked
+    staged_bytes bigint, -- bytes that were copied into staging
+    dropped_at timestamptz, -- when its staging was dropped
     CONSTRAINT pk_attempt PRIMARY KEY (pipeline, txid, attempt),
     CONSTRAINT fk_attempt_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid),
     CONSTRAINT ck_attempt_error CHECK ((failed_at IS NULL) = (error IS NULL)),
@@ -191,81 +148,47 @@ CREATE TABLE tidegate.attempt (
 );
 -- Every plan looks for staging to drop, however many attempts there are.
 CREATE INDEX ix_attempt_pipeline_txid_attempt ON tidegate.attempt (pipeline, txid, attempt) WHERE dropped_at IS NULL;
-COMMENT ON TABLE tidegate.attempt IS 'One row per try at a batch.';
-COMMENT ON COLUMN tidegate.attempt.attempt IS 'numbered by the store, from 1';
-COMMENT ON COLUMN tidegate.attempt.owner IS 'who runs it, for people';
-COMMENT ON COLUMN tidegate.attempt.airflow_run_id IS 'NULL outside Airflow';
-COMMENT ON COLUMN tidegate.attempt.airflow_try IS 'for people: it numbers nothing here';
-COMMENT ON COLUMN tidegate.attempt.spark_tag IS 'tag of its operations, by which they are interrupted';
-COMMENT ON COLUMN tidegate.attempt.fingerprint IS 'declaration that computes the partials';
-COMMENT ON COLUMN tidegate.attempt.source_metadata IS 'what it reads, if it planned an opaque batch again; NULL: the first plan';
-COMMENT ON COLUMN tidegate.attempt.source_digest IS 'SHA-256 of the metadata that it reads';
-COMMENT ON COLUMN tidegate.attempt.previous_digest IS 'SHA-256 of the metadata that this continues; NULL for the first batch';
-COMMENT ON COLUMN tidegate.attempt.started_at IS 'when it took the fence';
-COMMENT ON COLUMN tidegate.attempt.seen_at IS 'when the process that runs it last said that it is alive';
-COMMENT ON COLUMN tidegate.attempt.session IS 'application_name of the sessions of the process that runs it';
-COMMENT ON COLUMN tidegate.attempt.staged_at IS 'when Spark had staged the last row';
-COMMENT ON COLUMN tidegate.attempt.sealed_at IS 'when its staging was complete';
-COMMENT ON COLUMN tidegate.attempt.failed_at IS 'when it gave up';
-COMMENT ON COLUMN tidegate.attempt.error IS 'why it gave up: code and message';
-COMMENT ON COLUMN tidegate.attempt.is_poison IS 'whether the content of the batch is at fault: only such failures count as tries';
-COMMENT ON COLUMN tidegate.attempt.source_rows IS 'rows that the source emitted';
-COMMENT ON COLUMN tidegate.attempt.source_hash_sum IS 'sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked';
-COMMENT ON COLUMN tidegate.attempt.quarantined_rows IS 'of these, set aside as bad';
-COMMENT ON COLUMN tidegate.attempt.transformed_rows IS 'rows that the transform returned';
-COMMENT ON COLUMN tidegate.attempt.transformed_hash_sum IS 'sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked';
-COMMENT ON COLUMN tidegate.attempt.staged_bytes IS 'bytes that were copied into staging';
-COMMENT ON COLUMN tidegate.attempt.dropped_at IS 'when its staging was dropped';
 
+-- What a sealed attempt staged: one task attempt per partition. Partitions without rows have no row.
 CREATE TABLE tidegate.seal (
     pipeline text NOT NULL,
     txid bigint NOT NULL,
     attempt integer NOT NULL,
     state text NOT NULL,
-    partition integer NOT NULL,
-    task_attempt bigint NOT NULL,
-    rows bigint NOT NULL,
-    digest bigint NOT NULL,
+    partition integer NOT NULL, -- Spark partition
+    task_attempt bigint NOT NULL, -- the one Spark task attempt whose rows count
+    rows bigint NOT NULL, -- rows it staged
+    digest bigint NOT NULL, -- XOR of the rows' 64-bit hashes, in any order
     CONSTRAINT pk_seal PRIMARY KEY (pipeline, txid, attempt, state, partition),
     CONSTRAINT fk_seal_attempt FOREIGN KEY (pipeline, txid, attempt) REFERENCES tidegate.attempt (pipeline, txid, attempt),
     CONSTRAINT ck_seal_rows CHECK (rows > 0)
 );
-COMMENT ON TABLE tidegate.seal IS 'What a sealed attempt staged: one task attempt per partition. Partitions without rows have no row.';
-COMMENT ON COLUMN tidegate.seal.partition IS 'Spark partition';
-COMMENT ON COLUMN tidegate.seal.task_attempt IS 'the one Spark task attempt whose rows count';
-COMMENT ON COLUMN tidegate.seal.rows IS 'rows it staged';
-COMMENT ON COLUMN tidegate.seal.digest IS 'XOR of the rows'' 64-bit hashes, in any order';
 
+-- One row per committed txid, written in the commit's own transaction.
 CREATE TABLE tidegate.commit (
     pipeline text NOT NULL,
     txid bigint NOT NULL,
     attempt integer NOT NULL,
     source_digest bytea NOT NULL,
-    owner text NOT NULL,
-    key_count bigint NOT NULL,
-    committed_at timestamptz NOT NULL DEFAULT now(),
-    merged_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    quarantined_rows bigint NOT NULL DEFAULT 0,
-    skipped_reason text,
+    owner text NOT NULL, -- who committed it, for people
+    key_count bigint NOT NULL, -- state rows it wrote, over all states
+    committed_at timestamptz NOT NULL DEFAULT now(), -- when its transaction began
+    merged_at timestamptz NOT NULL DEFAULT clock_timestamp(), -- when everything was merged, just before COMMIT
+    quarantined_rows bigint NOT NULL DEFAULT 0, -- bad records set aside with it
+    skipped_reason text, -- why the batch was skipped; NULL if it was not
     CONSTRAINT pk_commit PRIMARY KEY (pipeline, txid),
     CONSTRAINT fk_commit_attempt FOREIGN KEY (pipeline, txid, attempt) REFERENCES tidegate.attempt (pipeline, txid, attempt)
 );
-COMMENT ON TABLE tidegate.commit IS 'One row per committed txid, written in the commit''s own transaction.';
-COMMENT ON COLUMN tidegate.commit.owner IS 'who committed it, for people';
-COMMENT ON COLUMN tidegate.commit.key_count IS 'state rows it wrote, over all states';
-COMMENT ON COLUMN tidegate.commit.committed_at IS 'when its transaction began';
-COMMENT ON COLUMN tidegate.commit.merged_at IS 'when everything was merged, just before COMMIT';
-COMMENT ON COLUMN tidegate.commit.quarantined_rows IS 'bad records set aside with it';
-COMMENT ON COLUMN tidegate.commit.skipped_reason IS 'why the batch was skipped; NULL if it was not';
 
+-- One row per file that has counted, written in the commit of its batch.
 CREATE TABLE tidegate.source_file (
     pipeline text NOT NULL,
-    name text COLLATE "C" NOT NULL,
-    sha256 bytea NOT NULL,
-    size bigint NOT NULL,
-    mtime_ns bigint NOT NULL,
-    inode text,
-    txid bigint NOT NULL,
+    name text COLLATE "C" NOT NULL, -- below the source's folder
+    sha256 bytea NOT NULL, -- of its content: name and content are the file
+    size bigint NOT NULL, -- bytes
+    mtime_ns bigint NOT NULL, -- when it was last seen to be modified
+    inode text, -- its number and last change when it was last looked at; NULL: an object
+    txid bigint NOT NULL, -- the batch in which it counts, or was skipped
     CONSTRAINT pk_source_file PRIMARY KEY (pipeline, name, sha256),
     CONSTRAINT fk_source_file_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid)
 );
@@ -273,127 +196,94 @@ CREATE TABLE tidegate.source_file (
 CREATE INDEX ix_source_file_pipeline_txid ON tidegate.source_file (pipeline, txid);
 -- A plan looks for files that were renamed by their times.
 CREATE INDEX ix_source_file_pipeline_mtime_ns ON tidegate.source_file (pipeline, mtime_ns);
-COMMENT ON TABLE tidegate.source_file IS 'One row per file that has counted, written in the commit of its batch.';
-COMMENT ON COLUMN tidegate.source_file.name IS 'below the source''s folder';
-COMMENT ON COLUMN tidegate.source_file.sha256 IS 'of its content: name and content are the file';
-COMMENT ON COLUMN tidegate.source_file.size IS 'bytes';
-COMMENT ON COLUMN tidegate.source_file.mtime_ns IS 'when it was last seen to be modified';
-COMMENT ON COLUMN tidegate.source_file.inode IS 'its number and last change when it was last looked at; NULL: an object';
-COMMENT ON COLUMN tidegate.source_file.txid IS 'the batch in which it counts, or was skipped';
 
+-- Which txids a run covers: a plan that is tried again finds its own answer.
 CREATE TABLE tidegate.run_batch (
     pipeline text NOT NULL,
-    run_id text NOT NULL,
-    position integer NOT NULL,
+    run_id text NOT NULL, -- the Airflow run, or the command line's own name
+    position integer NOT NULL, -- from 0: Airflow's map index
     txid bigint NOT NULL,
     CONSTRAINT pk_run_batch PRIMARY KEY (pipeline, run_id, position),
     CONSTRAINT fk_run_batch_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid)
 );
-COMMENT ON TABLE tidegate.run_batch IS 'Which txids a run covers: a plan that is tried again finds its own answer.';
-COMMENT ON COLUMN tidegate.run_batch.run_id IS 'the Airflow run, or the command line''s own name';
-COMMENT ON COLUMN tidegate.run_batch.position IS 'from 0: Airflow''s map index';
 
+-- Bad records: set aside in the commit of their batch, so that none is lost.
 CREATE TABLE tidegate.quarantine (
     pipeline text NOT NULL,
-    txid bigint NOT NULL,
-    number bigint NOT NULL,
-    reason text NOT NULL,
-    origin text,
-    payload text NOT NULL,
-    is_raw boolean NOT NULL,
-    state text,
-    quarantined_at timestamptz NOT NULL DEFAULT now(),
-    replayed_txid bigint,
-    mended_payload text,
-    mended_at timestamptz,
-    mended_by text,
-    mended_reason text,
+    txid bigint NOT NULL, -- the batch that set it aside
+    number bigint NOT NULL, -- from 1 within the batch
+    reason text NOT NULL, -- why it is bad
+    origin text, -- where it stood: file, or topic, partition and offset
+    payload text NOT NULL, -- the record: as it stood, or its columns as JSON
+    is_raw boolean NOT NULL, -- whether payload is the record as it stood
+    state text, -- the state whose final window it came too late for, as a partial; NULL: a bad record
+    quarantined_at timestamptz NOT NULL DEFAULT now(), -- when its batch committed
+    replayed_txid bigint, -- the later batch that takes it up again; NULL while it waits here
+    mended_payload text, -- what replays read in the place of payload; NULL: it was not mended
+    mended_at timestamptz, -- when
+    mended_by text, -- the operator
+    mended_reason text, -- why it was mended so
     CONSTRAINT pk_quarantine PRIMARY KEY (pipeline, txid, number),
     CONSTRAINT fk_quarantine_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid),
     CONSTRAINT ck_quarantine_mended CHECK (num_nulls(mended_payload, mended_at, mended_by, mended_reason) IN (0, 4))
 );
 -- A replay reads the records that have its txid, `tidegate quarantine list` those that wait.
 CREATE INDEX ix_quarantine_pipeline_replayed_txid_txid_number ON tidegate.quarantine (pipeline, replayed_txid, txid, number);
-COMMENT ON TABLE tidegate.quarantine IS 'Bad records: set aside in the commit of their batch, so that none is lost.';
-COMMENT ON COLUMN tidegate.quarantine.txid IS 'the batch that set it aside';
-COMMENT ON COLUMN tidegate.quarantine.number IS 'from 1 within the batch';
-COMMENT ON COLUMN tidegate.quarantine.reason IS 'why it is bad';
-COMMENT ON COLUMN tidegate.quarantine.origin IS 'where it stood: file, or topic, partition and offset';
-COMMENT ON COLUMN tidegate.quarantine.payload IS 'the record: as it stood, or its columns as JSON';
-COMMENT ON COLUMN tidegate.quarantine.is_raw IS 'whether payload is the record as it stood';
-COMMENT ON COLUMN tidegate.quarantine.state IS 'the state whose final window it came too late for, as a partial; NULL: a bad record';
-COMMENT ON COLUMN tidegate.quarantine.quarantined_at IS 'when its batch committed';
-COMMENT ON COLUMN tidegate.quarantine.replayed_txid IS 'the later batch that takes it up again; NULL while it waits here';
-COMMENT ON COLUMN tidegate.quarantine.mended_payload IS 'what replays read in the place of payload; NULL: it was not mended';
-COMMENT ON COLUMN tidegate.quarantine.mended_at IS 'when';
-COMMENT ON COLUMN tidegate.quarantine.mended_by IS 'the operator';
-COMMENT ON COLUMN tidegate.quarantine.mended_reason IS 'why it was mended so';
 
+-- One row per check of a committed batch.
 CREATE TABLE tidegate.check_result (
     pipeline text NOT NULL,
     txid bigint NOT NULL,
-    name text NOT NULL,
-    found text,
+    name text NOT NULL, -- of the check
+    found text, -- what it warned of; NULL: nothing
     CONSTRAINT pk_check_result PRIMARY KEY (pipeline, txid, name),
     CONSTRAINT fk_check_result_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid)
 );
-COMMENT ON TABLE tidegate.check_result IS 'One row per check of a committed batch.';
-COMMENT ON COLUMN tidegate.check_result.name IS 'of the check';
-COMMENT ON COLUMN tidegate.check_result.found IS 'what it warned of; NULL: nothing';
 
+-- One row per column that a source has and its declaration leaves out.
 CREATE TABLE tidegate.undeclared_column (
     pipeline text NOT NULL,
-    input text NOT NULL,
+    input text NOT NULL, -- of the source; empty if it is a single one
     name text NOT NULL,
-    txid bigint NOT NULL,
+    txid bigint NOT NULL, -- the first batch that has it
     CONSTRAINT pk_undeclared_column PRIMARY KEY (pipeline, input, name),
     CONSTRAINT fk_undeclared_column_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid)
 );
-COMMENT ON TABLE tidegate.undeclared_column IS 'One row per column that a source has and its declaration leaves out.';
-COMMENT ON COLUMN tidegate.undeclared_column.input IS 'of the source; empty if it is a single one';
-COMMENT ON COLUMN tidegate.undeclared_column.txid IS 'the first batch that has it';
 
+-- How far event time has come in each state with windows.
 CREATE TABLE tidegate.watermark (
-    state text NOT NULL,
+    state text NOT NULL, -- a state with windows
     pipeline text NOT NULL,
-    txid bigint NOT NULL,
-    watermark timestamptz,
-    previous_watermark timestamptz,
-    removed_until timestamptz,
+    txid bigint NOT NULL, -- the last batch that counted in it
+    watermark timestamptz, -- the greatest event time that has counted, in UTC; NULL: there was none
+    previous_watermark timestamptz, -- the same before that batch, for a redo
+    removed_until timestamptz, -- windows that ended by then are no longer kept; NULL: all are
     CONSTRAINT pk_watermark PRIMARY KEY (state),
     CONSTRAINT fk_watermark_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline)
 );
-COMMENT ON TABLE tidegate.watermark IS 'How far event time has come in each state with windows.';
-COMMENT ON COLUMN tidegate.watermark.state IS 'a state with windows';
-COMMENT ON COLUMN tidegate.watermark.txid IS 'the last batch that counted in it';
-COMMENT ON COLUMN tidegate.watermark.watermark IS 'the greatest event time that has counted, in UTC; NULL: there was none';
-COMMENT ON COLUMN tidegate.watermark.previous_watermark IS 'the same before that batch, for a redo';
-COMMENT ON COLUMN tidegate.watermark.removed_until IS 'windows that ended by then are no longer kept; NULL: all are';
 
+-- Empty, but for the commits that run an author's update: a transaction that leaves a row here is refused.
 CREATE TABLE tidegate.open_commit (
     pipeline text NOT NULL,
     CONSTRAINT pk_open_commit PRIMARY KEY (pipeline),
     CONSTRAINT fk_open_commit_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline)
 );
-COMMENT ON TABLE tidegate.open_commit IS 'Empty, but for the commits that run an author''s update: a transaction that leaves a row here is refused.';
 
+-- What people did by hand, and why.
 CREATE TABLE tidegate.operator_action (
     number bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
     pipeline text NOT NULL,
-    txid bigint,
+    txid bigint, -- NULL: the whole pipeline
     action text NOT NULL,
     owner text NOT NULL,
     reason text NOT NULL,
-    acted_at timestamptz NOT NULL DEFAULT now(),
+    acted_at timestamptz NOT NULL DEFAULT now(), -- when
     CONSTRAINT pk_operator_action PRIMARY KEY (number),
     CONSTRAINT fk_operator_action_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline),
     CONSTRAINT ck_operator_action_action CHECK (
         action IN ('pause', 'resume', 'retry', 'skip', 'redo', 'replay', 'accept', 'mend', 'prune', 'retire', 'reinstate')
     )
 );
-COMMENT ON TABLE tidegate.operator_action IS 'What people did by hand, and why.';
-COMMENT ON COLUMN tidegate.operator_action.txid IS 'NULL: the whole pipeline';
-COMMENT ON COLUMN tidegate.operator_action.acted_at IS 'when';
 
 -- Phase of a batch. It is derived from the batch's rows, in order of precedence, and never stored.
 
@@ -516,8 +406,6 @@ BEGIN
     );
 END $$;
 
-REVOKE EXECUTE ON FUNCTION tidegate.table_shape(oid), tidegate.shape_differences(oid, jsonb) FROM PUBLIC;
-
 -- A commit that runs an author's update has a row in open_commit until its end, so that Postgres refuses a COMMIT by the
 -- update.
 
@@ -542,8 +430,6 @@ CREATE AGGREGATE tidegate.add_up(bigint) (
 -- Last txid of a key. Without a COMBINEFUNC, so that Postgres gives whole groups to each of its processes.
 
 CREATE AGGREGATE tidegate.latest(bigint) (SFUNC = pg_catalog.int8larger, STYPE = bigint, PARALLEL = SAFE);
-
-REVOKE EXECUTE ON FUNCTION tidegate.add_up(bigint), tidegate.latest(bigint) FROM PUBLIC;
 
 -- Merges of arrays: the functions (..._of_two) merge a key's array with another, the aggregates (..._of_all) all arrays of a key.
 -- They keep the different values (union), all values (list), the smallest, the largest, or add counts up. More values than a key
@@ -604,13 +490,6 @@ CREATE AGGREGATE tidegate.largest_of_all(anyarray, integer) (
 CREATE AGGREGATE tidegate.counts_of_all(bigint[]) (
     SFUNC = tidegate.counts_of_two, STYPE = bigint[], INITCOND = '{}', PARALLEL = SAFE
 );
-
-REVOKE EXECUTE ON FUNCTION tidegate.checked(anyarray, integer), tidegate.union_of_two(anyarray, anyarray, integer),
-    tidegate.list_of_two(anyarray, anyarray, integer), tidegate.smallest_of_two(anyarray, anyarray, integer),
-    tidegate.largest_of_two(anyarray, anyarray, integer), tidegate.counts_of_two(bigint[], bigint[]),
-    tidegate.union_of_all(anyarray, integer), tidegate.list_of_all(anyarray, integer),
-    tidegate.smallest_of_all(anyarray, integer), tidegate.largest_of_all(anyarray, integer),
-    tidegate.counts_of_all(bigint[]) FROM PUBLIC;
 
 CREATE FUNCTION tidegate.bits_of_two(bigint[], bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
@@ -684,9 +563,6 @@ BEGIN
     RETURN sign((place - negatives - 2)::numeric) * 2 * low * high / (low + high) / power(10::numeric, scale);
 END $$;
 
-REVOKE EXECUTE ON FUNCTION tidegate.bits_of_two(bigint[], bigint[]), tidegate.bits_of_all(bigint[]), tidegate.distinct_of(bigint[]),
-    tidegate.quantile_of(bigint[], numeric, integer, integer, integer) FROM PUBLIC;
-
 -- Which incarnation of the database answers: system identifier and timeline of the server, number of the database. A restore or
 -- a promotion changes the timeline, a copy within the server the number. A hosted server may hide the first two; then the
 -- number of the table tidegate.cursor stands for the server, and is another one after a dump was restored. It runs with the
@@ -710,8 +586,6 @@ BEGIN
     END;
     RETURN server || '/' || timeline || '/' || number;
 END $$;
-
-REVOKE EXECUTE ON FUNCTION tidegate.epoch() FROM PUBLIC;
 
 -- A table with range partitions, of a state's rows or of what a state records, gets one for each range of which a commit brings the
 -- first row. The role tidegate may create no table in schema state, so the commit has this function of the owner do it. What it makes is
@@ -751,11 +625,10 @@ BEGIN
     INSERT INTO tidegate.state_range VALUES (state, partition, lower, upper, every);
 END $$;
 
-REVOKE EXECUTE ON FUNCTION tidegate.add_range(text, text, text, text, text) FROM PUBLIC;
-
 -- tidegate: plans, processes and commits. It may not edit frozen metadata, truncate, or delete, but for rows of open_commit and
 -- for sessions that become one (state_tables.GRANT_DELETE).
 
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA tidegate FROM PUBLIC;
 GRANT USAGE ON SCHEMA tidegate, state TO tidegate;
 GRANT USAGE, CREATE ON SCHEMA staging TO tidegate;
 GRANT SELECT ON ALL TABLES IN SCHEMA tidegate TO tidegate;
@@ -774,18 +647,7 @@ GRANT UPDATE (txid, watermark, previous_watermark, removed_until) ON tidegate.wa
 GRANT UPDATE (txid) ON tidegate.undeclared_column TO tidegate;
 GRANT INSERT, DELETE ON tidegate.open_commit TO tidegate;
 GRANT UPDATE (replayed_txid, mended_payload, mended_at, mended_by, mended_reason) ON tidegate.quarantine TO tidegate;
-GRANT EXECUTE ON FUNCTION tidegate.add_up(bigint), tidegate.latest(bigint) TO tidegate;
-GRANT EXECUTE ON FUNCTION tidegate.checked(anyarray, integer), tidegate.union_of_two(anyarray, anyarray, integer),
-    tidegate.list_of_two(anyarray, anyarray, integer), tidegate.smallest_of_two(anyarray, anyarray, integer),
-    tidegate.largest_of_two(anyarray, anyarray, integer), tidegate.counts_of_two(bigint[], bigint[]),
-    tidegate.union_of_all(anyarray, integer), tidegate.list_of_all(anyarray, integer),
-    tidegate.smallest_of_all(anyarray, integer), tidegate.largest_of_all(anyarray, integer),
-    tidegate.counts_of_all(bigint[]) TO tidegate;
-GRANT EXECUTE ON FUNCTION tidegate.bits_of_two(bigint[], bigint[]), tidegate.bits_of_all(bigint[]), tidegate.distinct_of(bigint[]),
-    tidegate.quantile_of(bigint[], numeric, integer, integer, integer) TO tidegate;
-GRANT EXECUTE ON FUNCTION tidegate.epoch() TO tidegate, tidegate_reader;
-GRANT EXECUTE ON FUNCTION tidegate.table_shape(oid), tidegate.shape_differences(oid, jsonb) TO tidegate;
-GRANT EXECUTE ON FUNCTION tidegate.add_range(text, text, text, text, text) TO tidegate;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tidegate TO tidegate;
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES TO tidegate;
 
 -- tidegate_stager: Spark's tasks. It fills the staging tables that it is given. It reads the quarantine, for replays; the
@@ -794,11 +656,13 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES 
 
 GRANT USAGE ON SCHEMA tidegate, staging, state TO tidegate_stager;
 GRANT SELECT ON tidegate.quarantine TO tidegate_stager;
+GRANT EXECUTE ON FUNCTION tidegate.distinct_of(bigint[]), tidegate.quantile_of(bigint[], numeric, integer, integer, integer)
+    TO tidegate_stager; -- a transform that reads estimates as of the previous txid has tasks derive them
 
 -- tidegate_reader: people, and the page in Airflow. It reads ledger and states.
 
 GRANT USAGE ON SCHEMA tidegate, state TO tidegate_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA tidegate TO tidegate_reader;
-GRANT EXECUTE ON FUNCTION tidegate.bits_of_all(bigint[]), tidegate.distinct_of(bigint[]), tidegate.counts_of_all(bigint[]),
-    tidegate.quantile_of(bigint[], numeric, integer, integer, integer) TO tidegate_reader;
+GRANT EXECUTE ON FUNCTION tidegate.epoch(), tidegate.bits_of_all(bigint[]), tidegate.distinct_of(bigint[]),
+    tidegate.counts_of_all(bigint[]), tidegate.quantile_of(bigint[], numeric, integer, integer, integer) TO tidegate_reader;
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT ON TABLES TO tidegate_reader;

@@ -149,10 +149,7 @@ def check_not_newer(connection: Connection) -> None:
 
 
 def _check_same_migration(connection: Connection, own: Path, revision: str) -> None:
-    """Refuse a project in which the last migration that the database had is another file: it is of another branch or project.
-
-    Raises: SchemaOutOfDate.
-    """
+    """Refuse a project in which the last migration that the database had is another file, of another branch or project."""
     table = sa.cast(f"{tables.LEDGER}.{PROJECT_VERSION_TABLE}", REGCLASS)
     noted = connection.scalar(sa.select(sa.func.coalesce(sa.func.obj_description(table, "pg_class"), "")))
     names = [file.name for file in own.glob(f"{revision}*.py")]

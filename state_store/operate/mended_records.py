@@ -135,10 +135,7 @@ def check_columns(original: str, payload: str) -> None:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Parse a JSON object without repeated keys; all numbers become floats.
-
-    Raises: ValueError.
-    """
+    """Parse a JSON object without repeated keys; all numbers become floats."""
 
     def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):

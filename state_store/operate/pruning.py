@@ -69,7 +69,6 @@ def has_changes(connection: Connection, state: StateSpec, up_to_txid: int) -> bo
 
 
 def _followed(state: StateSpec) -> str:
-    """Return the table by which others follow a state."""
     assert state.stream is not None, "only what can be followed is pruned"
     return state.stream[0]
 
@@ -108,10 +107,7 @@ def prune(
 
 
 def _lock(connection: Connection, pipeline: str, witness: Witness) -> int:
-    """Lock the cursor of a pipeline in service, in a database where it could commit; return its txid.
-
-    Raises: PipelineRetired; what `commit_facts.read` raises.
-    """
+    """Lock the cursor of a pipeline in service, in a database where it could commit; return its txid."""
     facts = commit_facts.lock_and_read(connection, pipeline, witness)
     cursors.check_not_retired(pipeline, facts.retired)
     return facts.cursor.txid
@@ -120,10 +116,7 @@ def _lock(connection: Connection, pipeline: str, witness: Witness) -> int:
 def _remove(
     connection: Connection, table: str, names: Sequence[str], attached: Collection[str], *, detaches: bool = False
 ) -> list[str]:
-    """Drop or detach partitions, and forget those that are gone; return the kept tables.
-
-    Raises: PartitionsHeld while readers hold them.
-    """
+    """Drop or detach partitions, and forget those that are gone; return the kept tables."""
     range_partitions.lock(connection, [table, *(name for name in names if name in attached)])
     kept = []
     for name in names:
@@ -137,7 +130,6 @@ def _remove(
 
 
 def _cut(connection: Connection, partition: str, attached: Collection[str], so_far: Pruned) -> Pruned:
-    """Delete rows of a partition one by one, the oldest first."""
     if partition not in attached:
         return so_far._replace(are_more=False)
     txids = (so_far.cut, so_far.up_to_txid)

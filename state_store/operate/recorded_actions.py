@@ -131,7 +131,6 @@ def redo(connection: Connection, witness: Witness, spec: PipelineSpec, txid: int
 
 
 def _take_back(connection: Connection, spec: PipelineSpec, txid: int) -> None:
-    """Undo what a commit has written besides its record."""
     for state in spec.states:
         merge_into_states.restore(connection, state, txid)
     quarantined_records.clear(connection, spec.name, txid)
@@ -219,10 +218,7 @@ def replay_quarantined(
 
 
 def _check_replayable(spec: PipelineSpec, declared: Collection[str], metadata: SourceMetadata) -> None:
-    """Refuse to take up records whose input, or the version of what they are joined with, is missing.
-
-    Raises: RangeRefused.
-    """
+    """Refuse to take up records whose input, or the version of what they are joined with, is missing."""
     if gone := sorted(metadata["records"].keys() - set(declared)):
         raise RangeRefused(
             f"{spec.name}: records of input {gone[0]} wait in quarantine, and the pipeline does not declare it any more. "

@@ -153,7 +153,6 @@ def check_followers(connection: Connection, spec: PipelineSpec, changes: Sequenc
 
 
 def _plain(spec: PipelineSpec) -> dict[str, Any]:
-    """Return a declaration as the ledger has it."""
     plain: dict[str, Any] = json.loads(json.dumps(spec.declaration))
     return plain
 
@@ -195,7 +194,6 @@ def _widened(before: _State, after: _State) -> dict[str, str]:
 
 
 def _refusals(before: _State, after: _State, spec: PipelineSpec) -> Iterator[str]:
-    """Yield why a state may not become another one."""
     fields = [name for name in {**_FIELDS, **before, **after} if before.get(name) != after.get(name)]
     if "values" in fields:
         as_they_came = _keeps_rows_as_they_came(before) and _keeps_rows_as_they_came(after)

@@ -137,10 +137,7 @@ def take_place(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
 
 
 def _give(connection: Connection, pipeline: str, statement: str, table: sa.Table) -> None:
-    """Give a table what the team had given to the one in whose place it is.
-
-    Raises: DeclarationChanged if its rows or columns do not allow it, such as a constraint that a row breaks.
-    """
+    """Give a table what the team had given to the one in whose place it is."""
     try:
         statement_text.ddl(connection, statement)
     except (DataError, IntegrityError, NotSupportedError, ProgrammingError) as error:

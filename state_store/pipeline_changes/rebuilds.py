@@ -80,10 +80,7 @@ def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool = Tr
 
 
 def _check_same(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
-    """Refuse a declaration that has changed since its rebuild was begun, whose tables are of the former one.
-
-    Raises: DeclarationChanged, PipelineRetired.
-    """
+    """Refuse a declaration that has changed since its rebuild was begun, whose tables are of the former one."""
     p = tables.pipeline.c
     known = connection.execute(sa.select(p.fingerprint, p.declaration).where(p.pipeline == rebuild.name)).one_or_none()
     if known is None:
@@ -101,7 +98,6 @@ def _check_same(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpe
 
 
 def _why_not(connection: Connection, before: PipelineSpec, spec: PipelineSpec, committed: int) -> str | None:
-    """Return why a pipeline cannot be rebuilt, and what to do, in sentences; None if it can."""
     if not committed:
         return "no batch of it has committed. Run: tidegate migrate"
     if spec.version <= before.version:
@@ -112,7 +108,6 @@ def _why_not(connection: Connection, before: PipelineSpec, spec: PipelineSpec, c
 
 
 def _why_never(connection: Connection, before: PipelineSpec, spec: PipelineSpec) -> str | None:
-    """Return why a pipeline cannot be rebuilt at all."""
     try:
         rebuild = rebuild_of(spec)
     except ValueError as too_long:

@@ -81,10 +81,7 @@ def _note_tables(connection: Connection, spec: PipelineSpec, *, is_changed: bool
 
 
 def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec) -> int:
-    """Refuse a declaration that changes the meaning of committed or planned batches; return the committed txid.
-
-    Raises: DeclarationChanged, MetadataCorrupt.
-    """
+    """Refuse a declaration that changes the meaning of committed or planned batches; return the committed txid."""
     c = tables.cursor.c
     committed: int = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update()) or 0
     changed = declaration_changes.changed_fields(known.declaration, spec)
@@ -162,10 +159,7 @@ def check_new_states(connection: Connection, before: PipelineSpec, spec: Pipelin
 
 
 def _check_empty(connection: Connection, pipeline: str, states: Sequence[StateSpec]) -> None:
-    """Refuse tables with rows before the pipeline's first commit: these would count, too.
-
-    Raises: DeclarationChanged.
-    """
+    """Refuse tables with rows before the pipeline's first commit: these would count, too."""
     for name in (table for state in states for table in (state.table_name, state.records) if table):
         table = sa.table(name, schema=state_tables.STATE)
         exists = connection.scalar(sa.select(sa.func.to_regclass(f"{state_tables.STATE}.{name}"))) is not None
@@ -210,10 +204,7 @@ def _owners(connection: Connection, spec: PipelineSpec) -> list[tuple[str, str]]
 
 
 def _check_owned(connection: Connection, spec: PipelineSpec) -> None:
-    """Refuse names that another pipeline owns.
-
-    Raises: DeclarationChanged.
-    """
+    """Refuse names that another pipeline owns."""
     p = tables.pipeline.c
     for state, owner in _owners(connection, spec):
         if owner != spec.name:
@@ -226,7 +217,6 @@ def _check_owned(connection: Connection, spec: PipelineSpec) -> None:
 
 
 def _own(connection: Connection, spec: PipelineSpec) -> None:
-    """Make the pipeline the owner of the tables that it declares, and of no others."""
     s = tables.state_table.c
     # Rows that stay keep the txid up to which changes were removed. A state is given away only before its pipeline's first
     # commit, so nothing was removed of it.
@@ -245,10 +235,7 @@ def check_source_change(connection: Connection, identity: str, kind: str, spec: 
 
 
 def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> None:
-    """Refuse a change by which the ledger loses an input's position, so that it would be read from its beginning.
-
-    Raises: DeclarationChanged.
-    """
+    """Refuse a change by which the ledger loses an input's position, so that it would be read from its beginning."""
     was, now = parts_of(before), parts_of(spec.source_identity)
     b = tables.batch.c
     if was == now or connection.scalar(sa.select(b.txid).where(b.pipeline == spec.name).limit(1)) is None:
@@ -271,8 +258,6 @@ def _check_planned(connection: Connection, before: str, spec: PipelineSpec) -> N
     """Refuse to call a source transactional while a planned batch no longer continues the one before it.
 
     A transactional source never plans a batch again, so it could neither commit nor be skipped.
-
-    Raises: DeclarationChanged, MetadataCorrupt.
     """
     if before == spec.source_kind or spec.source_kind != "transactional":
         return
@@ -286,20 +271,12 @@ def _check_planned(connection: Connection, before: str, spec: PipelineSpec) -> N
 
 
 def grant_queried(connection: Connection, spec: PipelineSpec) -> None:
-    """Let Spark's tasks read the states that a pipeline's transform reads, if their tables exist.
-
-    They also derive estimates of the pipeline's own states as of the previous txid.
-    """
+    """Let Spark's tasks read the states that a pipeline's transform reads, if their tables exist."""
     for query in spec.queries:
         if is_readable(connection, query.state, state_tables.STAGER) is False:
             statement_text.ddl(
                 connection, state_tables.GRANT_SELECT_TO_STAGER.format(table=f"{state_tables.STATE}.{query.state}")
             )
-    queried = [state for state in spec.states if state.name in {query.state for query in spec.queries}]
-    if any(derived.formula in ("distinct", "quantile") for state in queried for derived in state.derived):
-        may_derive = (sa.func.has_function_privilege(state_tables.STAGER, name, "EXECUTE") for name in state_tables.ESTIMATES)
-        if not connection.scalar(sa.select(sa.and_(*may_derive))):
-            statement_text.ddl(connection, state_tables.GRANT_ESTIMATES)
 
 
 def _grant_removal(connection: Connection, spec: PipelineSpec) -> None:

@@ -198,10 +198,7 @@ def _check_not_read(pipeline: str, others: Sequence[PipelineSpec]) -> None:
 
 
 def _check_not_in_work(connection: Connection, pipeline: str, committed: int) -> None:
-    """Refuse while an attempt is alive, and lock the batches, so that none begins meanwhile.
-
-    Raises: AttemptNotSealed.
-    """
+    """Refuse while an attempt is alive, and lock the batches, so that none begins meanwhile."""
     b, a = tables.batch.c, tables.attempt.c
     open_batches = sa.select(b.txid).where(b.pipeline == pipeline, b.txid >= committed).order_by(b.txid)
     connection.execute(open_batches.with_for_update(key_share=True))
@@ -219,7 +216,6 @@ def _check_not_in_work(connection: Connection, pipeline: str, committed: int) ->
 
 
 def _write(connection: Connection, pipeline: str, request: Request) -> None:
-    """Record that the pipeline is retired, and end its attempts."""
     p, a = tables.pipeline.c, tables.attempt.c
     values = zip(cursors.RETIRED, (sa.func.now(), request.owner, request.reason), strict=True)
     connection.execute(
@@ -239,10 +235,7 @@ def _state_tables(connection: Connection, pipeline: str) -> set[str]:
 
 
 def _drop(connection: Connection, pipeline: str, request: Request, relations: Sequence[tuple[str, str]]) -> None:
-    """Drop relations of a pipeline's states; once one is gone, the pipeline cannot be reinstated.
-
-    Raises: the driver's errors, such as that something else depends on one.
-    """
+    """Drop relations of a pipeline's states; once one is gone, the pipeline cannot be reinstated."""
     s, r = tables.state_table.c, tables.state_range.c
     set_local(connection, {"lock_timeout": f"{DDL_LOCK_TIMEOUT_SECONDS}s"})
     of_pipeline = s.pipeline == pipeline

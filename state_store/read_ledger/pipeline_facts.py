@@ -81,20 +81,17 @@ def _facts() -> Mapping[str, sa.ColumnElement[Any]]:
 
 
 def _count(rows: sa.Select[Any], most: int) -> sa.ScalarSelect[int]:
-    """Return how many rows a pipeline's query has, up to a limit."""
     limited = rows.limit(most).correlate(tables.cursor).subquery()
     return sa.select(sa.func.count()).select_from(limited).scalar_subquery()
 
 
 def _waits_for() -> sa.ScalarSelect[Any]:
-    """Return what the first uncommitted batch waits for."""
     c, v = tables.cursor.c, tables.batches_view.c
     text = "txid " + sa.cast(v.txid, sa.Text) + ": " + v.waits_for
     return sa.select(text).where(v.pipeline == c.pipeline, v.txid == c.txid + 1).scalar_subquery()
 
 
 def _age_of_oldest() -> sa.ScalarSelect[Any]:
-    """Return the age in seconds of the oldest opened batch that has not committed."""
     b, c = tables.batch.c, tables.cursor.c
     age = sa.cast(sa.extract("epoch", sa.func.now() - b.opened_at), sa.Double)
     oldest = sa.select(sa.func.greatest(age, 0)).where(b.pipeline == c.pipeline, b.txid == c.txid + 1)

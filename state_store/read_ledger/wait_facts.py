@@ -244,7 +244,6 @@ WHERE c.pipeline = ANY(:pipelines)
 
 
 def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], WaitingBatch]:
-    """Return those of these batches that exist, each with its newest attempts."""
     if not wanted:
         return {}
     b, k, v = tables.batch.c, tables.commit.c, tables.batches_view.c
@@ -260,7 +259,6 @@ def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[
 
 
 def _tries(connection: Connection, batches: Sequence[tuple[str, int]]) -> dict[tuple[str, int], list[Try]]:
-    """Return the newest attempts at these batches, the newest first."""
     b, a = tables.batch.c, tables.attempt.c
     newest = (
         sa.select(*(a[name] for name in Try._fields[:-2]), attempts.seconds_since(a.seen_at).label("silent_seconds"))
@@ -284,7 +282,6 @@ def _tries(connection: Connection, batches: Sequence[tuple[str, int]]) -> dict[t
 
 
 def _marked(connection: Connection, marks: Iterable[Mark]) -> dict[str, MarkedCommit]:
-    """Return the ledger's commit of each mark's txid, by pipeline."""
     k = tables.commit.c
     named = [(mark.pipeline, mark.txid) for mark in marks]
     if not named:

@@ -100,10 +100,7 @@ def _table(connection: Connection, query: _Query, of: str) -> sa.Table:
 
 
 def _value(connection: Connection, query: _Query, name: str, given: str | Sequence[str]) -> Any:
-    """Return an argument as Python's value, converted by Postgres.
-
-    Raises: UsageError.
-    """
+    """Return an argument as Python's value, converted by Postgres."""
     kind = ColumnType(query.arguments[name])
     is_one = isinstance(given, str)
     if is_one == bool(kind.element):
@@ -127,10 +124,6 @@ def _value(connection: Connection, query: _Query, name: str, given: str | Sequen
 def _statement(
     query: _Query, states: Mapping[str, sa.Table], values: Mapping[str, Any]
 ) -> sa.Select[Any] | sa.CompoundSelect[Any]:
-    """Return the author's SELECT.
-
-    Raises: DeclarationInvalid.
-    """
     begin = f"The answer of query {query.name}"
     try:
         with process_exits.as_errors():

@@ -217,7 +217,6 @@ def changes(
 
 
 def _in_order(state: StateSpec, table: Table) -> sa.Select[Any]:
-    """Return a query for a state's rows, as readers see them, in key order."""
     shown = [table.c[column.name] for column in state.shown]
     return sa.select(*shown).order_by(*(table.c[key.name] for key in state.row_key))
 

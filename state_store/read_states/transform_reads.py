@@ -106,7 +106,6 @@ def _state(connection: Connection, spec: PipelineSpec, query: StateRead) -> Stat
 
 
 def _before(state: StateSpec, row: sa.FromClause, txid: int) -> Mapping[str, sa.ColumnElement[Any]]:
-    """Return the columns of an opaque state's row as they were before a txid."""
     is_of_txid = row.c.txid == txid
     before: dict[str, sa.ColumnElement[Any]] = {value.name: row.c[previous_name(value.name)] for value in state.values}
     before |= {

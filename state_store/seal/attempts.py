@@ -313,8 +313,6 @@ def _lock_owned(connection: Connection, attempt: Attempt) -> LockedBatch:
     """Lock the attempt's batch, and return its row if the attempt still owns it.
 
     In a history that begins after a loss of commits, another attempt may have the same number.
-
-    Raises: AttemptFenced.
     """
     batch = lock_batch(connection, attempt.pipeline, attempt.txid)
     if batch.history != attempt.history:
@@ -331,8 +329,6 @@ def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) ->
     """Refuse an attempt that got other rows from a transactional source than an earlier one did (I11).
 
     Counts and hash sums are compared, of attempts with the same declaration and metadata.
-
-    Raises: SourceChanged.
     """
     if tracked.source_hash_sum is None or attempt.number == 1:
         return

@@ -148,7 +148,6 @@ def recount(
 
 
 def _counts(pipeline: str, staged: Staged, place: int, txid: int, attempt: int) -> sa.Select[Any]:
-    """Return what an attempt has sealed of a state, beside what its staging has, by task attempt."""
     s, stage = tables.seal.c, state_tables.staging_table_of(staged, txid, attempt)
     of_attempt = s.pipeline == pipeline, s.txid == txid, s.attempt == attempt, s.state == staged.name
     sealed = sa.select(s.partition, s.task_attempt, s.rows, s.digest).where(*of_attempt).subquery("sealed")

@@ -120,10 +120,7 @@ def begin_txid(connection: Connection, state: StateSpec, txid: int) -> None:
 
 
 def _check_every(connection: Connection, divided: Divided) -> None:
-    """Refuse to add to ranges of another length, which a migration has made since this process read the declaration.
-
-    Raises: SchemaOutOfDate.
-    """
+    """Refuse to add to ranges of another length, which a migration has made since this process read the declaration."""
     r, every = tables.state_range.c, str(divided.ranges.every)
     other = connection.scalar(sa.select(r.every).where(r.state == divided.table, r.every != every).limit(1))
     if other is not None:
@@ -288,7 +285,6 @@ def _find(connection: Connection, table: str) -> _Found | None:
 
 
 def _length(connection: Connection, state: StateSpec) -> str | None:
-    """Return the length of the ranges of a state's table, as text; None if it has none yet."""
     r = tables.state_range.c
     every: str | None = connection.scalar(sa.select(sa.func.max(r.every)).where(r.state == state.name))
     return every

@@ -42,9 +42,6 @@ ALWAYS = "ALTER TABLE {table} ENABLE ALWAYS TRIGGER single_writer"  # also in se
 # `registration.grant_queried` adds the states that transforms read.
 STAGER = "tidegate_stager"
 GRANT_SELECT_TO_STAGER = f"GRANT SELECT ON {{table}} TO {STAGER}"
-# What estimates are derived by. A transform that reads them as of the previous txid has Spark's tasks derive them.
-ESTIMATES = ("tidegate.distinct_of(bigint[])", "tidegate.quantile_of(bigint[], numeric, integer, integer, integer)")
-GRANT_ESTIMATES = f"GRANT EXECUTE ON FUNCTION {', '.join(ESTIMATES)} TO {STAGER}"
 # To make one of several sessions, a commit deletes their rows and writes one. It also deletes the windows that are not kept.
 GRANT_DELETE = "GRANT DELETE ON {table} TO tidegate"
 _TYPES: dict[str, Any] = {
@@ -122,7 +119,6 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
 
 
 def _storage(state: StateSpec) -> dict[str, Any]:
-    """Return how Postgres stores a state's table."""
     if state.ranges:
         return _divided_by(state.ranges.column)
     return {} if state.appends else {"postgresql_with": STATE_STORAGE}  # appended rows are never updated
@@ -196,7 +192,6 @@ def staging_table_of(staged: Staged, txid: int, attempt_number: int) -> Table:
 
 
 def _derived_column(derived: DerivedColumn, state: StateSpec) -> Column[Any]:
-    """Return a column that Postgres computes from others of its row."""
     made_of = {v.name: sa.column(v.name, sql_type(v.type)) for v in state.values}
     return Column(derived.name, sql_type(derived.type), sa.Computed(derived_from(derived, made_of), persisted=True))
 

@@ -158,7 +158,6 @@ def differences_in(found: Any) -> Iterator[Difference]:
 
 
 def _describe(row: StrangeTable) -> str:
-    """Return what is strange about a table, and what to do, in sentences."""
     name = f"{state_tables.STATE}.{row.state}"
     otherwise = "restore a backup of the database; or compute the batches again, as a higher version (docs/rebuilding.md)."
     if row.is_missing:
