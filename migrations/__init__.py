@@ -40,7 +40,6 @@ from tidegate.state_store.read_ledger import pipeline_overview
 from tidegate.state_store.states import (
     history_state_view,
     partitions,
-    range_partitions,
     table_identity,
 )
 
@@ -236,8 +235,7 @@ def _migrate_and_compare(connection: Connection, specs: Sequence[PipelineSpec]) 
     specs = [spec for spec in specs if spec.name not in shared]
     partitions.check_complete(connection, specs)
     config = _run(connection, specs)
-    broken = shared | range_partitions.losing_their_column(connection, specs)
-    specs = [spec for spec in specs if spec.name not in broken]
+    broken = shared
     config.attributes["specs"] = tuple(specs)
     with connection.begin_nested() as compared:
         rebuild_swap.divide_without_rows(connection, specs)  # registration divides them
@@ -328,8 +326,6 @@ def _new_revision(connection: Connection, specs: Sequence[PipelineSpec], message
         schema_revision.check_migrated(connection)
     config = _run(connection, specs)
     registration.check_states(connection, [spec for spec in specs if spec.name not in begun])
-    if losing := range_partitions.losing_their_column(connection, specs):
-        raise DeclarationChanged(" ".join(losing.values()))
     with connection.begin_nested() as compared:
         for name in begun:
             rebuild_swap.make_lost(connection, pipeline_overview.spec_of_pipeline(connection, name))

@@ -100,8 +100,8 @@ def translate(error: BaseException | None, doing: str, holder: str = "") -> erro
             "connection pooler is in front of it, look at the pooler's log."
         )
     raised = _RAISED.match(_detail(error, "context") or "")
-    where = f" in {raised[1]}" if raised else ""
-    return errors.PermanentError(f"Postgres failed while {doing}: {message} (SQLSTATE {state}{where}).")
+    where, hint = f" in {raised[1]}" if raised else "", _detail(error, "message_hint") or ""
+    return errors.PermanentError(f"Postgres failed while {doing}: {message} (SQLSTATE {state}{where}). {hint}".rstrip())
 
 
 def _given_up(state: str, story: str, holder: str) -> errors.StoreUnavailable:
@@ -160,11 +160,6 @@ def _of_a_table(error: BaseException | None, state: str | None, message: str, do
         return errors.SchemaOutOfDate(
             f"A table is in the way while {doing}: {message}. If it is a detached partition, rename it, move it to another "
             "schema, or drop it; then try again."
-        )
-    if _detail(error, "source_function") == "CheckCmdReplicaIdentity":
-        return errors.PermanentError(
-            f"A publication refuses what is written while {doing}: {message}. Take the table out of it, or, as the table's "
-            "owner: ALTER TABLE ... REPLICA IDENTITY FULL; then retry."
         )
     if (depends := dependents(error)) is not None:
         return errors.PermanentError(

@@ -148,17 +148,11 @@ def _needed(divided: Divided, rows: sa.Select[Any]) -> sa.Subquery:
         time = sa.func.timezone("UTC", value) if kind == "timestamptz" else sa.cast(value, sa.TIMESTAMP)
         starts = rows.with_only_columns(sa.func.date_trunc(every, time).label("start")).distinct().subquery()
         end = starts.c.start + sa.literal_column(f"INTERVAL '1 {every}'")  # one of `PERIODS`
-        name = _written(starts.c.start, "YYYYMMDD")
-        lower, upper = (_written(bound, "YYYY-MM-DD") for bound in (starts.c.start, end))
+        name = sa.func.to_char(starts.c.start, "YYYYMMDD")
+        lower, upper = (sa.func.to_char(bound, "YYYY-MM-DD") for bound in (starts.c.start, end))
     partition = sa.literal(f"{divided.table}$", sa.Text).concat(name)
     labelled = {"partition": partition, "lower": lower, "upper": upper}
     return sa.select(starts.c.start, *(column.label(label) for label, column in labelled.items())).subquery("needed")
-
-
-def _written(time: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[str]:
-    """Return a time as text; before the year 1, years are counted back. An infinite one has none."""
-    before_christ = time < sa.literal_column("TIMESTAMP '0001-01-01'")
-    return sa.func.to_char(time, sa.case((before_christ, f"{pattern} BC"), else_=pattern))
 
 
 def ended(connection: Connection, divided: Divided, before: str) -> list[str]:
@@ -262,21 +256,6 @@ def divided_otherwise(connection: Connection, specs: Sequence[PipelineSpec]) -> 
         if column is None or column in found.columns:
             differing.append((state, found.column))
     return differing
-
-
-def losing_their_column(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
-    """Return a sentence for each pipeline with a state that no longer has the column by which its table is divided."""
-    sentences = {}
-    for spec in specs:
-        for state in spec.readable:
-            found = _find(connection, state.table_name)
-            if found and found.column and found.column not in {value.name for value in state.values}:
-                sentences[spec.name] = (
-                    f"State {state.name} of pipeline {spec.name} cannot lose column {found.column}, by whose ranges its table "
-                    "is divided. First declare other range_partitions, or none, with that column, and run: tidegate migrate; "
-                    "then take the column out."
-                )
-    return sentences
 
 
 def _find(connection: Connection, table: str) -> _Found | None:

@@ -5,8 +5,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -16,21 +14,19 @@ import pyarrow as pa
 import pytest
 
 from tests.conformance.conftest import Flow, Stream
-from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import contents, until
 from tests.integration.test_migrations import shape
-from tests.store import PipelineSpec, Redo, StateSpec, project, range_partitions
+from tests.store import PipelineSpec, StateSpec, project, range_partitions
 from tidegate import migrations
-from tidegate.jobs import Count, History, Newest, Pipeline, Ranges, Rows, State, Sum
+from tidegate.jobs import History, Newest, Pipeline, Ranges, Rows
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import DeclarationChanged, SchemaOutOfDate, Unprocessed
+from tidegate.state_store.base.errors import DeclarationChanged, Unprocessed
 
 # A row of the source, by column; columns that a declaration lacks are not staged.
 Line = dict[str, Any]
-BASE, PRICE = {"cents": "bigint", "note": "text"}, "numeric(10,2)"
-COME, GONE, RENAMED = {**BASE, "city": "text"}, {"cents": "bigint"}, {"cents": "bigint", "city": "text"}
+BASE = {"cents": "bigint", "note": "text"}
+COME, GONE = {**BASE, "city": "text"}, {"cents": "bigint"}
 _TYPES = {"shop": pa.string(), "at": pa.int64(), "cents": pa.int64(), "note": pa.string(), "city": pa.string()}
-_TYPES |= {"price": pa.decimal128(38, 2)}
 # For each state: its columns before the value columns, and by which of these the greatest row is the one; NULL is least.
 _GREATEST: dict[str, tuple[list[str], list[str], list[str]]] = {
     "log": (["txid", "position", "at"], ["txid", "position"], []),
@@ -40,13 +36,12 @@ _GREATEST: dict[str, tuple[list[str], list[str], list[str]]] = {
 
 
 def declare(columns: dict[str, str], *, version: int = 1) -> Pipeline:
-    """Declare a pipeline with each kind of state that keeps rows as they came, with these value columns, and an aggregate."""
+    """Declare a pipeline with each kind of state that keeps rows as they came, with these value columns."""
     opaque: dict[str, Any] = {"kind": "opaque", "changes": True}
     states = {
         "log": Rows({"at": "bigint", **columns}, range_partitions=Ranges("at", 4)),
         "newest": Newest({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),
         "versions": History({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),
-        "sold": State({"shop": "text"}, {"lines": Count(), "paid": Sum("price", columns.get("price", PRICE))}, kind="opaque"),
     }
     return Pipeline("shop", Stream("opaque"), states, version=version)
 
@@ -62,40 +57,29 @@ class Team:
     def declare(self, columns: dict[str, str], **how: Any) -> None:
         self.flow = Flow(self.flow.settings, declare(columns, **how).spec)
 
-    def migrate(self, columns: dict[str, str], **how: Any) -> Path:
+    def migrate(self, columns: dict[str, str], **how: Any) -> None:
         spec = declare(columns, **how).spec
-        written = migrations.new_revision(self.settings, [spec], "columns")
+        migrations.new_revision(self.settings, [spec], "columns")
         migrations.upgrade(self.settings, [spec])
         self.declare(columns, **how)
-        return written
 
-    def prepare(self, lines: Sequence[Line], *, txid: int | None = None, mode: str = "resume") -> int:
+    def prepare(self, lines: Sequence[Line], *, txid: int | None = None) -> int:
         """Plan a batch, unless its txid is given, and seal an attempt at it; return its txid."""
         if txid is None:
             last = self.flow.store.last_opened("shop")
             (txid,) = self.flow.plan(1, run_id=f"run {last.txid if last else 0}")
-        attempt = self.flow.start(txid, mode=mode)
+        attempt = self.flow.start(txid)
         self.flow.seal(attempt, *(self.flow.stage(attempt, state, staged(state, lines)) for state in self.flow.spec.states))
         return txid
 
-    def merge(self, *lines: Line, redo: bool = False) -> int:
-        before = self.flow.store.committed("shop") if redo else None
-        txid = self.prepare(lines, txid=before, mode="redo" if redo else "resume")
-        if redo:
-            self.flow.owner.redo_batch(self.flow.spec, txid, Redo("an operator", "it was wrong"))
-        else:
-            self.flow.commit(txid)
+    def merge(self, *lines: Line) -> None:
+        txid = self.prepare(lines)
+        self.flow.commit(txid)
         self.count(txid, lines)
-        return txid
 
     def count(self, txid: int, lines: Sequence[Line]) -> None:
         names = {"shop", "at", *(value.name for value in self.flow.spec.state("log").values)}
         self.batches[txid] = [{name: value for name, value in line.items() if name in names} for line in lines]
-
-    def lose(self, column: str) -> None:
-        self.batches = {
-            txid: [{n: v for n, v in line.items() if n != column} for line in lines] for txid, lines in self.batches.items()
-        }
 
     def check(self) -> None:
         """Compare each state with what DuckDB makes of the committed lines, and each change's row after it."""
@@ -116,8 +100,6 @@ class Team:
                 assert sorted(map(repr, expected)) == sorted(repr(tuple(row[c] for c in [*first, *values])) for row in rows)
                 if name != "log":
                     self._check_changes(name, [*first, *values], rows)
-            sold = database.sql("SELECT shop, count(*), coalesce(sum(price), 0) FROM lines GROUP BY 1 ORDER BY 1").fetchall()
-            assert [(row["shop"], row["lines"], row["paid"]) for row in self.flow.rows("sold")] == sold
 
     def _check_changes(self, name: str, columns: list[str], rows: list[Line]) -> None:
         """The last recorded change of each key has the key's row, but for columns that came after it."""
@@ -139,9 +121,6 @@ def quoted(columns: Sequence[str], then: str = "") -> str:
 
 def staged(state: StateSpec, lines: Sequence[Line]) -> list[list[Any]]:
     """Return what a task stages of lines: each, or for each key the greatest one; NULL is least."""
-    if state.name == "sold":
-        prices = {line["shop"]: [each.get("price", 0) for each in lines if each["shop"] == line["shop"]] for line in lines}
-        return [[shop, len(of_shop), sum(of_shop)] for shop, of_shop in prices.items()]
     values = [value.name for value in state.values]
     if state.appends:
         return [[place, *(line.get(name) for name in values)] for place, line in enumerate(lines)]
@@ -204,51 +183,6 @@ def test_a_column_comes_without_a_value_in_rows_from_before(team: Team) -> None:
     assert [row["city"] for row in team.flow.rows("newest")] == ["Oslo", None, "Bern"]
 
 
-def test_a_column_that_goes_takes_its_values_along_and_the_last_txid_from_before_is_redone(team: Team) -> None:
-    files = "SELECT relname, pg_relation_filenode(oid) FROM pg_class WHERE relname ~ '^(log|newest)' ORDER BY 1"
-    before = team.asked(files)
-    team.migrate(RENAMED, version=2)
-    assert team.asked(files) == before  # no row is written again
-    team.lose("note")
-    team.check()
-    team.merge(LINES[3], LINES[5], redo=True)
-    team.merge(LINES[2], redo=True)
-    team.check()
-    columns = (
-        "SELECT count(*) FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid "
-        "WHERE relnamespace = 'state'::regnamespace AND attname IN ('note', 'previous_note')"
-    )
-    assert team.asked(columns) == [(0,)]
-    team.migrate({**RENAMED, "note": "text"}, version=3)
-    assert migrations.new_revision(team.settings, [team.flow.spec], "nothing") is None
-    team.check()
-    team.merge(LINES[4], LINES[5])
-    team.check()
-
-
-def test_a_numeric_column_is_widened_in_place(team: Team) -> None:
-    """In each kind of state, with what it has from before the txid and records; the last txid from before is redone."""
-    team.migrate({**BASE, "price": PRICE}, version=2)
-    team.merge({**LINES[3], "price": Decimal("99999999.99")}, {**LINES[5], "price": Decimal("-0.01")})
-    files = (
-        "SELECT relname, pg_relation_filenode(pg_class.oid) FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
-        " WHERE nspname = 'state' AND relkind IN ('r', 'i') ORDER BY 1"
-    )
-    before = team.asked(files)
-    written = team.migrate({**BASE, "price": "numeric(14,2)"}, version=3)
-    assert "type_=sa.Numeric(precision=14, scale=2)" in written.read_text()
-    assert team.asked(files) == before  # no row is written again
-    assert migrations.new_revision(team.settings, [team.flow.spec], "nothing") is None
-    team.check()
-    team.merge({**LINES[3], "price": Decimal("999999999999.99")}, redo=True)
-    team.check()
-    team.merge({**LINES[4], "price": Decimal("-999999999999.99")})
-    team.check()
-    for other in ("numeric(12,2)", "numeric(14,1)", "numeric(16,3)"):
-        with pytest.raises(DeclarationChanged, match=f"column price was numeric.14,2., and is {re.escape(other)}"):
-            migrations.new_revision(team.settings, [declare({**BASE, "price": other}, version=4).spec], "columns")
-
-
 # processes of both declarations at once
 
 
@@ -283,52 +217,6 @@ def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Te
     team.flow.commit(sealed)
     team.count(sealed, LINES[3:5])
     team.check()
-
-
-def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team) -> None:
-    spec = declare(RENAMED, version=2).spec
-    migrations.new_revision(team.settings, [spec], "columns")
-    before = contents(team.settings), shape(team.settings)
-    deaths = EachPoint()
-    with patch.object(migrations.command, "check"):  # it only reads, and by hundreds of statements
-        while True:
-            try:
-                with deaths.armed():
-                    migrations.upgrade(team.settings, [spec])
-                break
-            except Crash as crash:
-                if "after COMMIT" in str(crash):
-                    break
-                assert (contents(team.settings), shape(team.settings)) == before, crash
-    for step in ("ALTER TABLE state.log", "ALTER TABLE state.newest_changes", "DROP VIEW", "before COMMIT"):
-        assert any(step in point for point in deaths.points), deaths.points
-    team.declare(RENAMED, version=2)
-    team.lose("note")
-    team.merge(LINES[4])
-    team.check()
-
-
-# what people made
-
-
-# what is refused
-
-
-def test_the_column_that_divides_a_table_stays(team: Team) -> None:
-    spec = declare(BASE, version=2).spec
-    without = replace(
-        spec,
-        states=tuple(
-            replace(s, values=tuple(v for v in s.values if v.name != "at"), ranges=None) if s.name == "log" else s
-            for s in spec.states
-        ),
-    )
-    refusal = "State log of pipeline shop cannot lose column at, by whose ranges its table is divided"
-    with pytest.raises(DeclarationChanged, match=refusal):
-        migrations.new_revision(team.settings, [without], "columns")
-    with pytest.raises(SchemaOutOfDate, match=refusal):
-        migrations.upgrade(team.settings, [without])
-    assert refusal in migrations.upgrade_all_but_broken(team.settings, [without])["shop"]
 
 
 def test_no_migration_leaves_a_registered_pipeline_without_its_column(team: Team) -> None:

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.conformance.conftest import Flow, fold
 from tests.crashes import Crash, EachPoint
 
 Begin = Callable[..., Flow]
 
 
+@pytest.mark.promise("fault:process-dies-at-any-statement:commit")
 def test_a_crash_at_any_statement_of_a_commit_with_bad_records_or_of_a_replay_loses_none(flow: Begin) -> None:
     f = flow("transactional", "opaque", [("a", 1), ("b", -2), ("a", -3)] * 400, on_poison="quarantine")
     deaths = EachPoint()
@@ -36,6 +39,7 @@ def test_a_crash_at_any_statement_of_a_commit_with_bad_records_or_of_a_replay_lo
         assert any(step in point for point in deaths.points), f"no crash was injected at {step}"
 
 
+@pytest.mark.promise("fault:process-dies-at-any-statement:commit")
 def test_a_crash_at_any_statement_of_a_skip_in_turn_skips_once(flow: Begin) -> None:
     f = flow("opaque", "opaque", [("a", number) for number in range(1000)])
     deaths = EachPoint()

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tests.conformance.conftest import EXACTLY_ONCE, STATE_KINDS, Flow, Record, declare
 from tests.integration.conftest import refused
-from tests.store import Attempt, NotStarted, SourceKind, StateKind, tables
+from tests.store import Attempt, NotStarted, SourceKind, tables
 from tidegate.jobs import Pipeline
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import DeclarationChanged, MetadataCorrupt, Unprocessed
@@ -38,28 +38,6 @@ def test_only_pairs_that_give_exactly_once_are_accepted_unless_at_least_once_is_
     states = {"per_key": right.states["per_key"], "overall": wrong.states["overall"]}
     with pytest.raises(ValueError, match="an opaque source and the transactional state overall do not give exactly-once"):
         Pipeline("flow", right.source, states)
-
-
-@pytest.mark.promise("I6")
-@pytest.mark.parametrize("state", ["transactional", "opaque"])
-def test_a_transactional_batch_is_never_planned_again_nor_do_kinds_change(
-    flow: Begin, register: Callable[..., None], state: StateKind
-) -> None:
-    """Every attempt reads the same bytes, whatever happened before (I6); committed values would change their meaning."""
-    f = flow("transactional", state, RECORDS, guarantee="exactly_once")
-    f.plan(3, 2)
-    f.fail(1, 1)
-    assert f.start(1, 9).source_metadata == {"start": 0, "end": 3}
-    f.process(2, 9)
-    f.process(1, 9, mode="restage")
-    f.commit(1)
-    f.commit(2)
-    assert f.ranges() == [(0, 3, True), (3, 5, True)]
-    f.check()
-    other: StateKind = "opaque" if state == "transactional" else "transactional"
-    for changes in (("opaque", "opaque"), ("transactional", other)):
-        with pytest.raises(DeclarationChanged, match="into other states than these"):
-            register(declare(*changes, version=2))
 
 
 def test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_again(

@@ -135,18 +135,6 @@ def test_each_row_is_in_the_partition_of_its_number(sales: Callable[..., Sales],
     assert flow.partitions() == Counter(str(number // every * every) for _, number in rows)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", ["date", "timestamp", "timestamptz"])
-def test_dates_before_the_year_1_have_partitions(sales: Callable[..., Sales], kind: str) -> None:
-    flow = sales(kind, "year", batches=2)
-    flow.merge(1, [(1, "0044-03-15 BC"), (2, "0044-03-15"), (3, "0001-12-31 BC"), (4, "0001-01-01")])
-    assert flow.partitions() == {"00010101": 1, "00010101 BC": 1, "00440101": 1, "00440101 BC": 1}
-    assert flow.prune("0001-01-01").partitions == ["sales$00440101 BC", "sales$00010101 BC"]
-    assert flow.partitions() == {"00010101": 1, "00440101": 1}
-    with pytest.raises(BadKey, match="is NULL or infinite in a row"):
-        flow.merge(2, [(1, "-infinity")])
-
-
 def test_a_partition_has_one_writer_and_no_readers_of_its_own(
     sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner
 ) -> None:

@@ -94,15 +94,3 @@ def test_every_combination_finds_what_a_filter_over_all_finds(
             and (first or 1) <= txid <= (last or 60)
         ]
         assert all_of(ledger, BatchFilter(phase, error, since, until, first, last), limit) == expected
-
-
-def test_the_error_of_a_batch_is_that_of_its_newest_attempt(tally: Tally) -> None:
-    tally.plan(3)
-    tally.store.fail_attempt(tally.start(1), "SPARK_FAILED: it broke")
-    tally.store.fail_attempt(tally.start(2), "ZeroDivisionError: division by zero")
-    tally.store.halt_batch("tally", 2, "SOURCE_CHANGED: a.csv: gone")
-    tally.store.fail_attempt(tally.start(3), "SPARK_FAILED: it broke")
-    tally.start(3)
-    assert [batch.error for batch in tally.store.batch_statuses("tally")] == ["SPARK_FAILED", "SOURCE_CHANGED", None]
-    assert tally.store.batch_history("tally", 2).status.error == "SOURCE_CHANGED"
-    assert tally.store.search("nothing", BatchFilter()) == SearchResult([], None)

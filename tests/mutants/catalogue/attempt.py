@@ -110,7 +110,7 @@ MUTANTS = (
     ),
     STORE("a-begun-batch-may-be-given-up-by-the-policy", "I1", "StateStore.give_up")(
         "if [-not attempts.is_poison(connection, batch) or -]attempts.poison_tries(connection, pipeline, txid) < tries:",
-        "tests/integration/test_decisions.py",
+        "tests/integration/test_decisions.py::test_a_batch_that_is_being_sealed_is_not_given_up",
     ),
     STORE("a-batch-is-given-up-before-its-tries", "limit:Pipeline.tries", "StateStore.give_up")(
         "attempts.poison_tries(connection, pipeline, txid) < tries{+ - 1+}:",

@@ -29,7 +29,8 @@ MUTANTS = (
         f"{READY}::test_a_foreign_row_or_trigger_stops_all_batches",
     ),
     MERGE("whole-rows-are-written-over-one-of-the-same-txid", "I14", "_upserts_of_whole_rows")(
-        "is_older = target.c.txid <{+=+} (", "tests/conformance/test_wide_states.py"
+        "is_older = target.c.txid <{+=+} (",
+        "tests/conformance/test_wide_states.py::test_a_row_of_another_writer_stops_the_commit_of_whole_rows",
     ),
     MERGE("rows-that-were-not-written-are-not-counted", "I14", "_merge")(
         "if written [-!=-]{+>+} expected:", f"{ORDERED}::test_a_state_row_ahead_of_the_ledger_halts"
@@ -55,7 +56,8 @@ MUTANTS = (
         f"{STATES}::test_a_redo_has_the_effect_of_the_new_attempt_alone",
     ),
     MERGE("a-redo-does-not-miss-a-partition", "I13", "restore")(
-        "[-partitions.check_whole(connection, table.name)-]{+pass+}", "tests/conformance/test_range_partitions.py"
+        "[-partitions.check_whole(connection, table.name)-]{+pass+}",
+        "tests/conformance/test_range_partitions.py::test_a_detached_partition_is_missed",
     ),
     MERGE("a-version-that-loses-is-recorded-as-a-change", "I1", "_recorded")(
         "if [-keeps_whole_rows(state)-]{+not state+}:",

@@ -9,6 +9,8 @@ MENDED = in_file("state_store/operate/mended_records.py")
 ACKS = in_file("jobs/engine/acks.py")
 REBUILDS = in_file("state_store/pipeline_changes/rebuilds.py")
 STORE = in_file("state_store/store.py")
+RANGES_PY = in_file("state_store/states/range_partitions.py")
+REBUILD_SWAP = in_file("state_store/pipeline_changes/rebuild_swap.py")
 
 STATES = "tests/conformance/test_states.py"
 POLICIES = "tests/conformance/test_policies.py"
@@ -28,7 +30,6 @@ MUTANTS = (
     ACTIONS("a-redo-of-an-attempt-that-is-not-sealed", "I4", "redo")(
         "[-verdicts.check_sealed(spec, batch, attempts.newest(connection, batch), attempt_timeout_seconds=0)-]{+pass+}",
         f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
-        "tests/conformance/test_crashes.py",
     ),
     ACTIONS("a-redo-that-a-policy-hides-rows-from", "I13", "redo")(
         '[-set_local(connection, {"row_security": "off"})-]{+pass+}',
@@ -78,7 +79,7 @@ MUTANTS = (
         f"{POLICIES}::test_a_batch_that_is_given_up_waits_for_its_turn",
     ),
     STORE("of-a-lost-planner-the-replay-is-kept", "I12", "StateStore.replay_quarantined")(
-        "if opened is not [-False-]{+None+}:", POLICIES, "tests/conformance/test_crashes.py"
+        "if opened is not [-False-]{+None+}:", f"{POLICIES}::test_a_replay_is_a_separate_batch_and_counts_once"
     ),
     MENDED("a-record-that-was-taken-up-is-mended", "verb:quarantine", "mend")(
         "if record.replayed_txid [-is not None-]{+== txid+}:",
@@ -110,5 +111,19 @@ MUTANTS = (
     ),
     ACKS("an-ack-that-fails-keeps-all-others-waiting", "name:Pipeline", "(module)")(
         "MOST_FAILED_ACKS = [-10-]{+1+}", "tests/jobs/test_policies.py::test_the_source_is_called_after_commits_and_failures"
+    ),
+    PRUNING("a-partition-that-is-to-stay-is-dropped", "verb:prune", "_remove")(
+        "elif [-detaches-]{+False+}:", f"{RANGES}::test_a_detached_partition_stays_as_a_table"
+    ),
+    RANGES_PY("a-negative-number-is-in-the-next-range", "decision:0044", "_needed")(
+        "(number + 1) // length[- - 1-]", f"{RANGES}::test_each_row_is_in_the_partition_of_its_number"
+    ),
+    RANGES_PY("ranges-of-two-lengths-in-one-table", "decision:0044", "add_missing")(
+        "[-_check_every(connection, divided)-]{+pass+}",
+        f"{RANGES}::test_ranges_that_were_declared_otherwise_wait_for_the_migration",
+    ),
+    REBUILD_SWAP("a-table-that-is-divided-loses-its-rows", "decision:0044", "make_again")(
+        "[-connection.execute(sa.insert(after).from_select(names, sa.select(before)))-]{+pass+}",
+        f"{RANGES}::test_a_table_is_divided_otherwise_with_all_its_rows",
     ),
 )

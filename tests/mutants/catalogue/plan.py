@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     BATCHES("the-metadata-of-a-replay-is-taken-for-a-position", "I12", "position_of")(
         'return metadata[-["source"] if metadata is not None and QUARANTINED in metadata else metadata-]',
-        POLICIES,
+        f"{POLICIES}::test_a_replay_is_a_separate_batch_and_counts_once",
         "tests/jobs/test_policies.py::test_bad_records_are_set_aside_and_replayed_under_the_rules_of_the_day",
     ),
     BATCHES("a-late-ack-counts-for-a-redo", "I13", "note_ack")(

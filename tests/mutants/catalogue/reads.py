@@ -1,6 +1,6 @@
 """Faults of what reads states: whole batches, one snapshot, as of the previous txid."""
 
-from tests.mutants.planted_fault import in_file
+from tests.mutants.planted_fault import MODULE, in_file
 
 FACTS = in_file("state_store/read_ledger/pipeline_facts.py")
 KEY_LOOKUP = in_file("state_store/states/key_lookup.py")
@@ -9,6 +9,7 @@ TRANSFORM = in_file("state_store/read_states/transform_reads.py")
 ROWS = in_file("state_store/read_states/state_rows.py")
 DATABASE = in_file("state_store/connections/database.py")
 NAMED_QUERY_ANSWERS = in_file("state_store/read_states/named_query_answers.py")
+UTC_TIMES = in_file("state_store/connections/utc_times.py")
 
 QUERIES = "tests/jobs/test_state_queries.py"
 STATE_ROWS = "tests/integration/test_state_rows.py"
@@ -42,7 +43,7 @@ MUTANTS = (
     ),
     ROWS("the-last-row-of-a-page-comes-again", "I17", "_parts_after")(
         "yield [sa.tuple_(*columns) >{+=+} sa.tuple_(*values)]",
-        STATE_ROWS,
+        f"{STATE_ROWS}::test_rows_are_read_by_key_in_ranges_and_by_pages",
         "tests/page/test_ledger.py::test_rows_come_as_they_are",
     ),
     ROWS("a-page-has-no-rows-of-which-a-key-is-null", "I17", "_parts_after")(
@@ -61,5 +62,13 @@ MUTANTS = (
     NAMED_QUERY_ANSWERS("a-query-reads-what-it-does-not-name", "security:user-who-asks-query", "_statement")(
         "part.fullname [-not in known-]{+in ()+}:",
         "tests/integration/test_queries.py::test_an_answer_that_is_more_than_reading_is_refused",
+    ),
+    UTC_TIMES("times-are-in-the-zone-of-the-database", "I17", "prepare_times")(
+        'get_parameter_status("TimeZone") != "[-UTC-]{+Asia/Tokyo+}":',
+        f"{STATE_ROWS}::test_times_are_in_utc_whatever_zone_the_session_has",
+    ),
+    KEY_LOOKUP("a-partition-that-is-being-detached-is-not-missed", "I17", MODULE)(
+        "AND [-NOT inhdetachpending-]{+true+}",
+        "tests/conformance/test_range_partitions.py::test_a_partition_whose_detaching_was_broken_off_is_missing",
     ),
 )

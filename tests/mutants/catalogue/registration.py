@@ -54,7 +54,8 @@ MUTANTS = (
         "if refusals{+ and not committed+}:", f"{SCHEMA}::test_a_declaration_is_fixed_from_the_first_commit_on"
     ),
     CHANGES_PY("a-column-comes-without-a-version", "I16", "check")(
-        'if changes and spec.version <[-=-] known["version"]:', "tests/conformance/test_columns.py"
+        'if changes and spec.version <[-=-] known["version"]:',
+        "tests/conformance/test_columns.py::test_no_migration_leaves_a_registered_pipeline_without_its_column",
     ),
     CHANGES_PY("a-narrower-number-is-taken-for-a-wider-one", "I16", "_widened")(
         "old[0] [-<-]{+!=+} new[0]", "tests/unit/test_evolution.py::test_a_numeric_value_may_get_more_digits_before_the_point"

@@ -125,7 +125,7 @@ MUTANTS = (
     FILE("a-halted-batch-is-shown-as-failed", "I19", "CREATE VIEW tidegate.batches")(
         "[-            WHEN b.halted_at IS NOT NULL THEN 'halted'\n-]",
         f"{WHY}::test_a_halted_batch_says_the_way_out_of_its_error",
-        "tests/integration/test_search.py",
+        "tests/integration/test_search.py::test_every_combination_finds_what_a_filter_over_all_finds",
     ),
     ERRORS_PY("a-constraint-is-named-without-its-value", "I15", "_of_a_constraint")(
         '(_detail(error, "[-message_detail-]{+message_hint+}") or',
