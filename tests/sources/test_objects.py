@@ -3,7 +3,6 @@
 Objects are planned, read and counted in this process; `test_objects_in_spark.py` has Spark read them.
 """
 
-import io
 import json
 import os
 from collections.abc import Iterator
@@ -13,10 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import duckdb
 import obstore
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.utils.config import Config
@@ -25,7 +22,7 @@ from tests import steps
 from tests.sources.conftest import Inbox
 from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.iceberg_catalog import load_catalog
-from tests.sources.in_process import Follower, ThisProcess, by_own_tasks, counted_here
+from tests.sources.in_process import Follower, ThisProcess, counted_here
 from tests.sources.s3 import Bucket, S3Server, running_server
 from tests.store import Attempt
 from tidegate.jobs import Delta, Files, Iceberg
@@ -45,7 +42,6 @@ from tidegate.state_store.base.errors import (
 __all__ = ["counted_here"]  # a fixture
 
 _numbers = count(1)
-ODD = ("with space.parquet", "50%25 off%.parquet", "grüße 😀.parquet", "a=b.parquet", "[x]{y}.parquet", "plus+&'!.parquet")
 by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through the real ledger
 
 
@@ -66,12 +62,6 @@ def project(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path, min_file_age_seconds=0)
 
 
-def parquet(names: list[str], amounts: list[int], kind: pa.DataType | None = None) -> bytes:
-    content = io.BytesIO()
-    pq.write_table(pa.table({"name": names, "amount": pa.array(amounts, kind or pa.int32())}), content)
-    return content.getvalue()
-
-
 def plan(source: Source, settings: Settings, previous: Any = None) -> Any:
     """Return the metadata of the next batch, of a plan of its own."""
     return coordinator_of(source, settings).initialize_transaction(1 if previous is None else 2, previous, None)
@@ -85,29 +75,6 @@ def test_objects_keep_the_promises_of_files(project: Settings, bucket: Bucket, v
     for name, holds in PROMISES["opaque" if variant == "opaque" else "transactional"].items():
         if name != "records_are_the_rows":
             holds(Bench(ObjectsFeed(bucket, f"{name}/in/box", **VARIANTS[variant]), ThisProcess(), project))  # type: ignore[arg-type]
-
-
-def test_parquet_objects_are_read_as_duckdb_reads_them(project: Settings, bucket: Bucket) -> None:
-    """Partition folders, nested prefixes, and names that paths and URLs would have to quote; nothing beside the prefix."""
-    for number, name in enumerate((*ODD, "plain.parquet")):
-        content = parquet([f"n{n % 3}" for n in range(number, number + 5)], list(range(number, number + 5)), pa.uint16())
-        for day in ("2026-01-01", "2026-01-02"):
-            bucket.put(f"lake/deep er/dt={day}/{name}", content)
-    bucket.put("lake/deep er/dt=2026-01-01/_SUCCESS", b"")
-    bucket.put("lake/deeper/dt=2026-01-01/other.parquet", parquet(["beside"], [1]))
-    source = Files(f"{bucket.url}/lake/deep er", "**/*.parquet", schema=SCHEMA, partitions={"dt": "date"}, max_files=4)
-    coordinator, previous, sizes, rows = coordinator_of(source, project), None, [], []
-    while metadata := coordinator.initialize_transaction(len(sizes) + 1, previous, None):
-        emitter: Any = emitter_of(source, ThisProcess(), project)  # type: ignore[arg-type]
-        rows += by_own_tasks(emitter, Attempt("lake", 1, 1, metadata), metadata)
-        previous = metadata
-        sizes.append(len(metadata["files"]))
-    assert sizes == [4, 4, 4, 2]
-    lake = f"read_parquet('{bucket.folder}/lake/deep er/*/*.parquet', hive_partitioning = true)"
-    there = duckdb.execute(f"SELECT name, amount, dt FROM {lake} ORDER BY ALL").fetchall()
-    assert sorted(tuple(row.values()) for row in rows) == there
-    left = source.left_alone(project)
-    assert (left.read, left.count) == (14, 1)
 
 
 @by_ledger

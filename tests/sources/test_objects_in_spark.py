@@ -13,7 +13,7 @@ import pytest
 from tests.jars import fetch_or_skip
 from tests.servers import Server, migrated_database, running_stack
 from tests.sources.s3 import PAGE, SECRET, S3Server, spark_packages
-from tests.sources.test_objects import ODD, s3
+from tests.sources.test_objects import s3
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
@@ -21,6 +21,8 @@ from tidegate.state_store import Settings, StateStore
 __all__ = ["s3"]  # a fixture
 
 pytestmark = pytest.mark.soak
+
+ODD = ("with space.parquet", "50%25 off%.parquet", "grüße 😀.parquet", "a=b.parquet", "[x]{y}.parquet", "plus+&'!.parquet")
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,18 @@
 """Objects of a bucket that keeps versions: a batch reads what it was planned with, whatever has become of it since."""
 
+import io
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.in_process import ThisProcess, by_own_tasks
 from tests.sources.s3 import Bucket, VersioningServer, running_server
-from tests.sources.test_objects import bucket, parquet, project
+from tests.sources.test_objects import bucket, project
 from tests.store import Attempt
 from tidegate.jobs import Files
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
@@ -33,7 +36,10 @@ def s3() -> Iterator[Any]:
 
 
 def content(format: str, amount: int) -> bytes:
-    return parquet(["a"], [amount]) if format == "parquet" else f"name,amount\na,{amount}\n".encode()
+    if format == "csv":
+        return f"name,amount\na,{amount}\n".encode()
+    pq.write_table(pa.table({"name": ["a"], "amount": pa.array([amount], pa.int32())}), sink := io.BytesIO())
+    return sink.getvalue()
 
 
 def planned(source: Files, project: Settings) -> Any:
