@@ -172,7 +172,7 @@ class FileReader(Emitter):
         if problem := self._changed_object() or unsupported_store(text, str(self._folder)):
             return problem
         if "FAILED_READ_FILE" in text or "CANNOT_READ_FILE_FOOTER" in text:
-            return SourceUnreadable(text.strip().splitlines()[0])
+            return SourceUnreadable(f"{text.strip().splitlines()[0]} Write the file again.")
         return None
 
     @abstractmethod

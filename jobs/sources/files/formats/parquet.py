@@ -18,7 +18,6 @@ from tidegate.jobs.sources.files.formats.text_files.text_tasks import PayloadsRe
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns, advice_on, undeclared
 from tidegate.jobs.sources.files.read import BatchFile, FileReader, literal_path
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, hadoop_options
-from tidegate.state_store.base.errors import SourceUnreadable, TidegateError
 
 # Up to this size, rows are read in this process and given to Spark, which is faster than starting a Python worker.
 HERE_BYTES, HERE_ROWS = 256 * 1024, 10_000
@@ -144,10 +143,3 @@ class ParquetReader(FileReader):
         return payloads.select(ORIGIN, PAYLOAD).mapInArrow(
             PayloadsReader(parser, PartitionColumns({})), schema_of(parser.types, flagged=True)
         )
-
-    def explain(self, error: Exception) -> TidegateError | None:
-        """Return the error for the file that a Spark error is about."""
-        explained = super().explain(error)
-        if isinstance(explained, SourceUnreadable):
-            return SourceUnreadable(f"{explained} Write the file again, or have its row groups looked at by another reader.")
-        return explained

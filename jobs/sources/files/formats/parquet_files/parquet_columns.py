@@ -170,7 +170,7 @@ def _check_names(path: Place, names: list[str], declared: Iterable[str], partiti
     if twice := [name for name in partitions if name in names]:
         raise MalformedRecord(f"{path}: it has the column {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
     if missing := [name for name in declared if name not in names]:
-        hint = in_another_case(missing, names) or f"; it has {_first_names(names)}"
+        hint = in_another_case(missing, names) or f"; it has {', '.join(names[:20])}"
         raise MalformedRecord(
             f"{path}: column {', '.join(missing)} of the schema is missing{hint}. Correct the schema and raise the pipeline's "
             f"version, or write the file with it.{advice}"
@@ -186,11 +186,6 @@ def _without_lacking(types: dict[str, pa.DataType], names: list[str], may_lack: 
     """Return the columns that a file has or must have; one in another case is there, as Spark would take it for the same."""
     lower = {name.lower() for name in names}
     return {name: kind for name, kind in types.items() if name not in may_lack or name.lower() in lower}
-
-
-def _first_names(names: list[str]) -> str:
-    first = ", ".join(names[:20])
-    return first if len(names) <= 20 else f"{first} and {len(names) - 20} more"
 
 
 def _misfit(path: Place, name: str, stored: str, kind: pa.DataType, declared: str) -> MalformedRecord:
@@ -289,8 +284,6 @@ def _all_inside(holds: Callable[[Any, Any], bool], stored: Any, kind: Any) -> bo
 def _time_fits(stored: Any, kind: Any) -> bool:
     if pa.types.is_timestamp(stored):
         return pa.types.is_timestamp(kind) and bool(stored.tz) == bool(kind.tz)
-    if pa.types.is_time(stored):
-        return bool(pa.types.is_time64(kind) and kind.unit == "us")
     return bool(pa.types.is_date(stored) and pa.types.is_date(kind))
 
 
