@@ -1,12 +1,8 @@
 """A small pipeline over real files, and its oracle."""
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from tests import steps
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from tidegate.state_store import Settings, StateStore
 
@@ -50,20 +46,3 @@ def stored_state(settings: Settings, pipeline: Pipeline = SALES) -> dict[str, tu
     with StateStore.connect(settings) as store:
         rows = store.state_rows(pipeline.spec.states[0])
         return {row["shop"]: (row["sold"], row["cents"], row["least"], row["most"]) for row in rows}
-
-
-def run_once(settings: Settings, run_id: str, pipeline: Pipeline = SALES) -> list[int]:
-    """Plan, process and commit all batches, one step after another."""
-    txids = steps.plan(settings, pipeline, run_id=run_id)
-    for txid in txids:
-        steps.process(settings, pipeline, txid, owner=run_id)
-        steps.commit(settings, pipeline, txid, owner=run_id)
-    return txids
-
-
-@pytest.fixture
-def sales(settings: Settings, register: Callable[..., None]) -> Pipeline:
-    """The sales pipeline, registered, with a folder of four files."""
-    register(SALES)
-    write_sales(settings.home, "01", "02", "03", "04")
-    return SALES

@@ -18,7 +18,8 @@ import sqlalchemy as sa
 from psycopg2 import sql
 from pyspark.sql import DataFrame
 
-from tests.acceptance.conftest import SALES, clean_state, run_once, stored_state, write_sales
+from tests import steps
+from tests.acceptance.conftest import SALES, clean_state, stored_state, write_sales
 from tests.cluster.managed_postgres import (
     LONG,
     PASSWORD,
@@ -297,7 +298,7 @@ def test_a_failover_in_the_middle_of_a_run_of_spark(
         numbers = count()
         while True:
             try:
-                run_once(settings, f"run {next(numbers)}", pipeline)
+                steps.run(settings, pipeline, f"run {next(numbers)}")
             except PermanentError as error:
                 return error
             except TidegateError:
