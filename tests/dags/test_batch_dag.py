@@ -11,7 +11,6 @@ from airflow.sdk import DAG, BaseSensorOperator
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 from airflow.sdk.execution_time.timeout import timeout
-from airflow.sdk.module_loading import import_string
 from airflow.serialization.serialized_objects import DagSerialization
 
 import tidegate.jobs.pipelines
@@ -299,17 +298,6 @@ def test_a_cleared_task_processes_its_batch_again(clicks: Batches, try_number: i
 
     assert _phases(clicks) == [(1, "processing"), (2, "processed")]
     assert len(clicks.store.batch_history(CLICKS.name, 2).attempts) == attempts
-
-
-@pytest.mark.promise("performance:commit-task-starts-and-mostly-ends-in", "decision:0026", "decision:0027")
-@pytest.mark.parametrize(("task", "limit"), [("process", None), ("commit", timedelta(hours=6))])
-def test_both_tasks_start_in_the_triggerer(task: str, limit: timedelta | None) -> None:
-    """A run may have more work than the time after which a wait for a turn is taken for stuck."""
-    operator = _process(2) if task == "process" else _commit(2)
-    start = operator.start_trigger_args
-    trigger = import_string(start.trigger_cls)(**start.trigger_kwargs)
-    assert (trigger.awaited, start.timeout) == (task, limit)
-    assert callable(getattr(operator, start.next_method))
 
 
 @pytest.mark.promise("limit:WINDOW")

@@ -232,6 +232,3 @@ def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_comm
         with pytest.raises(Overflow, match="a key would have 4 values, and keeps at most 3"):
             flow.commit(3)
     assert tables.rows(pipeline) == [{"name": "a", "values": [1, 2, 3]}]
-
-
-# ---------------------------------------------------------------------------------------------------- types and limits

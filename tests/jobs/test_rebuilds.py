@@ -1,6 +1,5 @@
 """Rebuilds of each kind of state, compared with a pipeline that was declared so from the beginning; what is refused."""
 
-import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ import pytest
 import sqlalchemy as sa
 
 from tests import steps
-from tests.servers import Server
 from tests.sources.in_process import counted_here
 from tests.steps import plan, redo
 from tests.store import (
@@ -52,7 +50,6 @@ from tidegate.state_store.base.errors import (
     DeclarationChanged,
     PipelineRetired,
     RangeRefused,
-    SchemaOutOfDate,
     TidegateError,
 )
 
@@ -466,60 +463,6 @@ def test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one(settings
         "CREATE UNIQUE INDEX pk_by_shop ON state.by_shop USING btree (shop)",
     ]
     assert asked(settings, "SELECT has_table_privilege('tidegate_stager', 'state.by_shop', 'UPDATE')") == [(True,)]
-
-
-IN_THE_WAY = {  # what depends on a state's table, how it is named, and how it goes
-    "a table": (
-        'CREATE TABLE public.visits (shop text COLLATE "C" REFERENCES state.by_shop)',
-        r'state.by_shop: Table "visits" references "by_shop". Drop that first',
-        "DROP TABLE public.visits",
-    ),
-    "a view": (
-        "CREATE VIEW public.shops AS SELECT shop FROM state.by_shop",
-        r"state.by_shop: view shops depends on .* Drop that first, then run",
-        "DROP VIEW public.shops",
-    ),
-    "a publication": (
-        "CREATE PUBLICATION shops FOR TABLE state.by_shop",
-        "which is in publication shops",
-        "DROP PUBLICATION shops",
-    ),
-    "a publication of the schema": (
-        "CREATE PUBLICATION shops FOR TABLES IN SCHEMA state",
-        "which is in publication shops",
-        "DROP PUBLICATION shops",
-    ),
-    "a publication of all": (
-        "CREATE PUBLICATION shops FOR ALL TABLES",
-        "which is in publication shops",
-        "DROP PUBLICATION shops",
-    ),
-}
-
-
-@pytest.mark.soak
-@pytest.mark.promise("decision:0049")
-def test_what_is_in_the_way_of_one_rebuild_stops_no_other_pipeline(
-    settings: Settings, server: Server, counted: Pipeline
-) -> None:
-    before = content(settings, "by_shop")
-    rebuilt(settings, counted)
-    (why,) = migrations.upgrade_all_but_broken(settings, [counted.spec]).values()
-    assert "tidegate migrate --new" in why
-    with pytest.raises(SchemaOutOfDate, match="tidegate migrate --new"):
-        migrations.upgrade(settings, [counted.spec])
-    migrations.new_revision(settings, [counted.spec], "changed")
-    administrator = replace(server.settings, pg_database=settings.pg_database, pg_owner="postgres")
-    for made, refusal, gone in IN_THE_WAY.values():
-        by_hand(administrator, made)
-        (why,) = migrations.upgrade_all_but_broken(settings, [counted.spec]).values()
-        assert re.search(refusal, why)
-        with pytest.raises(DeclarationChanged, match=refusal):
-            migrations.upgrade(settings, [counted.spec])
-        by_hand(administrator, gone)
-    assert content(settings, "by_shop") == before
-    assert migrations.upgrade_all_but_broken(settings, [counted.spec]) == {}
-    assert content(settings, "by_shop") != before
 
 
 HIDDEN = (

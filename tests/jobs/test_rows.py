@@ -11,13 +11,12 @@ from tests import steps
 from tests.jobs.conftest import Staged, Tables
 from tests.store import key_lookup, state_table_of
 from tidegate import migrations
-from tidegate.jobs import Count, Files, Pipeline, Ranges, Rows, State
+from tidegate.jobs import Count, Files, Pipeline, Rows, State
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import GuardMismatch
 
 SCHEMA = {"name": "string", "amount": "bigint"}
 ALL = Rows({"name": "text", "amount": "bigint"})
-DIVIDED = Rows({"name": "text", "amount": "bigint"}, range_partitions=Ranges("amount", 100))
 Record = tuple[str | None, int | None]
 # What CSV or COPY might take for something else, and rows that are equal.
 RECORDS: list[Record] = [("a", 1), ("a", 1), ('"x",\\.', None), ("", 0), ("NULL", -1), ("line\nbreak", 2**63 - 1), ("\\N", 5)]
@@ -90,9 +89,3 @@ def test_a_row_of_another_writer_stops_the_commit(store: StateStore, settings: S
     with pytest.raises(GuardMismatch, match=r"the 1 rows of log_2_1 cannot be appended .* a trigger or a rule keeps 1 out"):
         flow.commit(txid)
     assert appended(store) == {1: [("a", 1), ("b", 2)]}
-
-
-def test_a_row_in_no_range_is_set_aside(tables: Tables, store: StateStore) -> None:
-    tables.put_rows(SCHEMA, [("a", 1), ("b", None)])
-    tables.run(declare(tables, {"divided": DIVIDED}, on_poison="quarantine"))
-    assert [(row["name"], row["amount"]) for row in store.state_rows(DIVIDED.spec("divided"))] == [("a", 1)]

@@ -130,13 +130,3 @@ def test_estimates_are_as_close_as_they_say(tables: Tables) -> None:
     of_all = sa.text("SELECT tidegate.distinct_of(tidegate.bits_of_all(different_bits)) FROM state.per_name")
     with StateStore.connect(tables.settings, user=tables.settings.pg_reader) as store, store.engine.connect() as connection:
         assert abs(connection.scalar(of_all) / max(sizes) - 1) <= 3 * 0.03
-
-
-def test_equal_numbers_of_several_writings_are_one_value(tables: Tables) -> None:
-    ids = ["6F9619FF-8B86-D011-B42D-00CF4FC964FF", "6f9619ff-8b86-d011-b42d-00cf4fc964ff"]
-    state = State(aggregates={"zeros": ApproxDistinct("v", "numeric(5,1)"), "ids": ApproxDistinct("u", "uuid")})
-    pipeline = tables.declare_over(schema := {"v": "double", "u": "string"}, state)
-    tables.put_rows(schema, [*zip([0.0, -0.0], ids, strict=True)])
-    tables.run(pipeline)
-    (row,) = tables.rows(pipeline)
-    assert (row["zeros"], row["ids"]) == (1, 1)

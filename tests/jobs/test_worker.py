@@ -16,7 +16,6 @@ from tests.store import Commit, state_tables, tables
 from tidegate.jobs.engine.processing import Done, Processed
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
-    DeclarationChanged,
     RangeRefused,
     SchemaOutOfDate,
     SparkUnavailable,
@@ -97,19 +96,6 @@ def test_steps_may_be_repeated(settings: Settings) -> None:
     assert stored_state(settings, SALES) == clean_state(settings.home)
 
 
-@pytest.mark.promise("fault:declaration-changed-in-between:processing")
-def test_work_of_another_declaration_never_counts(settings: Settings, register: Callable[..., None]) -> None:
-    steps.plan(settings, SALES, run_id="run")
-    doubled = replace(SALES, version=2, transform=lambda rows: rows.selectExpr("shop", "2 * cents AS cents"))
-    with pytest.raises(DeclarationChanged, match="tidegate migrate"):
-        steps.process(settings, doubled, 1, owner="test")
-    assert steps.history(settings, 1).attempts == []
-    process(settings, 1)
-    register(doubled)
-    assert steps.commit(settings, doubled, 1, owner="test").attempt == 2
-    assert stored_state(settings, doubled)["north"] == (2, 2 * (10 + 20), 20, 40)
-
-
 @pytest.mark.promise("error:UNKNOWN_PIPELINE")
 def test_a_missing_pipeline_or_batch_is_named(settings: Settings) -> None:
     with pytest.raises(UnknownPipeline, match="There is no pipeline sale"):
@@ -167,6 +153,3 @@ def test_lost_or_damaged_staging_is_staged_again(settings: Settings) -> None:
     assert commit(settings, 1).attempt == 2
     assert commit(settings, 2).attempt == 1
     assert stored_state(settings, SALES) == clean_state(settings.home)
-
-
-# ------------------------------------------------------------------------------------------------- runs without Airflow
