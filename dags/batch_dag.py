@@ -202,7 +202,6 @@ def batch_dag(
 
 
 def _callbacks(given: Any) -> list[Any]:
-    """Return an author's callbacks, as Airflow takes them: none, one, or several."""
     if given is None:
         return []
     return list(given) if isinstance(given, list | tuple) else [given]

@@ -246,7 +246,6 @@ class TurnPoller:
         return {place: Answer(following[place], Turn(opens=True)) for place in for_long}
 
     def _pass_on_failure(self, task: asyncio.Task[None]) -> None:
-        """Pass an error that the poller did not expect to all waits."""
         if not task.cancelled() and (error := task.exception()):
             for futures in self._waiting.values():
                 for future in futures:

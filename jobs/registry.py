@@ -206,7 +206,6 @@ def _queries_of(pipeline: str) -> tuple[str, list[Query]]:
 
 
 def _choice(what: str, name: str, names: Collection[str]) -> str:
-    """Return the name that was probably meant, and all that there are."""
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"Did you mean {close[0]}? " if close else ""
     return f"{hint}{what}: {', '.join(names) or 'none'}."

@@ -387,7 +387,6 @@ def partials(
 
 
 def _as_saved(metadata: SourceMetadata) -> SourceMetadata:
-    """Return metadata as it comes back from the ledger."""
     saved: SourceMetadata = json.loads(encode_metadata(metadata))["metadata"]
     if saved != metadata:
         raise BrokenPromise(f"metadata is plain JSON data: {metadata} comes back as {saved}.")

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from tidegate.jobs.compute.partials.rows_to_partials import aggregate, counter_of
-from tidegate.jobs.compute.sessions.session import application_of, expect_brief, interruptible
+from tidegate.jobs.compute.sessions.session import application_of, interruptible
 from tidegate.jobs.compute.shortcuts import SAFE, Route, Routing, choose, is_flagged, is_untouched
 from tidegate.jobs.compute.stage import bad_records, row_tracking, stage_partials
 from tidegate.jobs.compute.stage.row_tracking import RowSums, Tracker, check_complete, is_followed
@@ -30,6 +30,7 @@ from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, BatchPart, Emitter, InputFacts
 from tidegate.jobs.sources.binding import emitter_of
 from tidegate.jobs.sources.inputs.read import merged
+from tidegate.jobs.spark.library_internals import disable_reattach
 from tidegate.jobs.spark.spark_errors import meaning_of
 from tidegate.jobs.spark.task_connections import conninfo_of_tasks
 from tidegate.jobs.spark.task_errors import reported_in
@@ -130,7 +131,7 @@ class _Computation:
         facts = InputFacts() if self._is_replay else self._emitter.facts(attempt, attempt.source_metadata)
         self._route = route = routing(self._pipeline, attempt, facts)
         if route.is_brief:
-            expect_brief(self._spark)
+            disable_reattach(self._spark)
         if route.one_task and (len(parts) == 1 or self._pipeline.transform is None):
             parts = {name: replace(part, rows=part.rows.coalesce(1)) for name, part in parts.items()}
         try:
@@ -163,7 +164,6 @@ class _Computation:
         return {**parts, **checked}
 
     def _waiting(self, name: str, emitter: Emitter) -> DataFrame:
-        """Return the quarantined records of an input that the batch takes up."""
         blocks = 1 + self._attempt.source_metadata[QUARANTINED] // bad_records.ROWS_PER_BLOCK
         conninfo, tasks = conninfo_of_tasks(self._store.settings), min(blocks, self._store.settings.staging_connections)
         reader = bad_records.WaitingReader(conninfo, self._pipeline.name, self._attempt.txid, tasks, of=name)

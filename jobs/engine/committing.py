@@ -65,7 +65,6 @@ class Committer:
         return self._commit_with_next(txid)
 
     def _commit_with_next(self, txid: int) -> tuple[Commit, Collection[int]]:
-        """Commit a batch, together with those next to it if that is possible."""
         together = {commit.txid: commit for commit in self._try_together()}
         return together.get(txid) or self._commit_alone(txid), together.keys()
 

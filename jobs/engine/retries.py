@@ -68,7 +68,6 @@ def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
 
 
 def _answers(settings: Settings, error: StoreUnavailable | SparkUnavailable) -> bool:
-    """Return whether the server that was away can be reached."""
     try:
         if isinstance(error, SparkUnavailable):
             check_reachable(settings)

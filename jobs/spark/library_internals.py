@@ -22,7 +22,10 @@ def note_not_streaming(rows: "DataFrame") -> None:
 
 
 def disable_reattach(session: "SparkSession") -> None:
-    """Disable reattaching a Connect session's queries after a broken connection."""
+    """Disable reattaching a Connect session's queries after a broken connection: a short query is cheaper to repeat.
+
+    To allow it, the client confirms each part of an answer by a call: several for a small batch.
+    """
     session.client.disable_reattachable_execute()
 
 

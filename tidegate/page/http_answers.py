@@ -137,10 +137,8 @@ def body_of(model: type[BaseModel]) -> Any:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Let every error of the app be answered in one shape: code, message, and the page that explains it."""
-    app.add_exception_handler(Refusal, _refused)
-    app.add_exception_handler(TidegateError, _failed)
-    app.add_exception_handler(RequestValidationError, _malformed)
-    app.add_exception_handler(HTTPException, _unknown_path)
+    for kind in (Refusal, TidegateError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer)
 
 
 def error_page(request: Request, code: str) -> str | None:
@@ -148,20 +146,19 @@ def error_page(request: Request, code: str) -> str | None:
     return f"{request.scope['root_path']}/errors/{code}" if error_pages.has_page(code) else None
 
 
-def _answer(request: Request, status: int, code: str, message: str) -> Response:
+def _answer(request: Request, error: Exception) -> Response:
+    if isinstance(error, Refusal):
+        status, code, message = error.status, error.code, str(error)
+    elif isinstance(error, TidegateError):
+        status, code, message = _status(error), error.code, str(error)
+    elif isinstance(error, RequestValidationError):
+        status, code, message = 422, "MALFORMED_REQUEST", _problems(error.errors())
+    else:
+        assert isinstance(error, HTTPException)
+        status, code, message = error.status_code, "NOT_FOUND" if error.status_code == 404 else "REFUSED", f"{error.detail}."
     if len(message) > MOST_CHARACTERS:
         message = f"{message[:MOST_CHARACTERS]}..."
     return JSONResponse({"code": code, "message": message, "page": error_page(request, code)}, status)
-
-
-def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    return _answer(request, error.status, error.code, str(error))
-
-
-def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, TidegateError)
-    return _answer(request, _status(error), error.code, str(error))
 
 
 def _status(error: TidegateError) -> int:
@@ -175,18 +172,7 @@ def _status(error: TidegateError) -> int:
     return 503 if unusable and not isinstance(error, PipelinePaused) else 409
 
 
-def _malformed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return _answer(request, 422, "MALFORMED_REQUEST", _problems(error.errors()))
-
-
 def _problems(errors: Sequence[Mapping[str, Any]]) -> str:
-    """Return the first of the problems of a request."""
     named = [": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in errors[:MOST_PROBLEMS]]
     more = f"; and {len(errors) - MOST_PROBLEMS} more" if len(errors) > MOST_PROBLEMS else ""
     return f"The request is malformed: {'; '.join(named)}{more}."
-
-
-def _unknown_path(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _answer(request, error.status_code, "NOT_FOUND" if error.status_code == 404 else "REFUSED", f"{error.detail}.")

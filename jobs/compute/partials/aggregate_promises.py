@@ -66,7 +66,6 @@ class AggregateBench:
             self._check_laws([partial for split in partials[1:] for partial in split])
 
     def _split(self, rows: Sequence[Any]) -> Split:
-        """Return the rows in random order, in some batches."""
         mixed = self._rng.sample(rows, len(rows))
         cuts = sorted(self._rng.randint(0, len(rows)) for _ in range(self._rng.randint(1, MOST_BATCHES)))
         return [mixed[start:end] for start, end in pairwise([0, *cuts, len(rows)])]

@@ -76,7 +76,6 @@ def _text(values: Column, kind: str, place: str) -> Column:
 
 
 def _sketch(part: Part, column: Column) -> Column:
-    """Return the array of a sketch over the rows of a key."""
     return _bits(column, *part.sizes) if part.function == "distinct_bits" else _counts_by_size(column, *part.sizes)
 
 

@@ -22,7 +22,7 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from tidegate.jobs.compute.sessions.executor_artifacts import Artifacts, artifacts_for, code_of, further_modules
 from tidegate.jobs.compute.sessions.executor_packages import check_executors
-from tidegate.jobs.spark.library_internals import add_artifacts, close_channel, disable_reattach, leave_on_server, set_deadlines
+from tidegate.jobs.spark.library_internals import add_artifacts, close_channel, leave_on_server, set_deadlines
 from tidegate.jobs.spark.port_owner import Server, can_see_all, loopback_address, trusted_users
 from tidegate.jobs.spark.spark_errors import meaning_of
 from tidegate.state_store.base.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable, TidegateError
@@ -111,15 +111,6 @@ def application_of(session: SparkSession) -> str:
     return _application_ids[session]
 
 
-def expect_brief(session: SparkSession) -> None:
-    """Stop reattaching the session's queries after a broken connection.
-
-    To allow reattaching, the client confirms each part of an answer by a call: several for a small batch. A short query is
-    cheaper to repeat.
-    """
-    disable_reattach(session)
-
-
 def tag_of(pipeline: str, txid: int, number: int) -> str:
     """Return the tag of an attempt's Spark operations."""
     return f"tidegate-{pipeline}-{txid}-{number}"
@@ -181,7 +172,6 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
 
 
 def _answers(spark: SparkSession) -> bool:
-    """Return whether the server answers a cheap request."""
     try:
         spark.conf.get("spark.app.id", None)
     except (PySparkException, grpc.RpcError, ValueError):  # ValueError: the channel was closed

@@ -176,7 +176,6 @@ def _rows_of_json(records: DataFrame, columns: T.StructType) -> DataFrame:
 
 
 def _flagged(records: DataFrame, columns: T.StructType) -> DataFrame:
-    """Return flagged records as rows without values."""
     empty = [F.lit(None).cast(field.dataType).alias(field.name) for field in columns]
     return _not_raw(records.select(*empty, ORIGIN, REFUSAL, PAYLOAD))
 

@@ -98,7 +98,6 @@ def _meetings(message: Any, inputs: Mapping[int, str]) -> Iterator[tuple[str, st
 
 
 def _relations_in(message: Any) -> Iterator[Any]:
-    """Yield the nearest relations inside a message."""
     for part in _inner_messages(message):
         if part.DESCRIPTOR.name == "Relation":
             yield part
@@ -168,7 +167,6 @@ def _impure_in_expression(expression: Any, name: str, columns: Collection[str]) 
 
 
 def _inner_messages(message: Any) -> Iterator[Any]:
-    """Yield the messages directly inside a message."""
     for field, value in message.ListFields():
         if field.message_type is None:
             continue

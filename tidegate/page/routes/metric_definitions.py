@@ -30,7 +30,6 @@ _OF_PIPELINE = ("pipeline",)
 
 
 def _of(name: str, text: str, value: Callable[[PipelineMeasures], float | None]) -> Described:
-    """Return a metric that each pipeline has once."""
     return Described(name, text, _OF_PIPELINE, value)
 
 

@@ -112,7 +112,6 @@ def mend(
 
 
 def _place(after: str | None) -> tuple[int, int] | None:
-    """Return the txid and number of a record."""
     if after is None:
         return None
     place = re.fullmatch(r"([0-9]{1,16})-([0-9]{1,16})", after)

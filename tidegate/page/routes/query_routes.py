@@ -1,6 +1,5 @@
 """Routes for queries: which there are, and their answers."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
@@ -72,16 +71,6 @@ def answer(query: Asked, request: Request) -> Answered:
         if len(values) > 1 and not is_array:
             raise UsageError(f"Query {query.name}: argument {name} is given {len(values)} times, and takes one value.")
         given[name] = values if is_array else values[0]
-    return _answer(query, given)
-
-
-def _askable(user: Any) -> dict[str, Query]:
-    known = declared_queries()
-    readable = set(access.allowed(user, access.READ, {name for query in known.values() for name in query.pipelines}))
-    return {name: query for name, query in known.items() if readable.issuperset(query.pipelines)}
-
-
-def _answer(query: Query, given: Mapping[str, Any]) -> Answered:
     # An array without values has no parameter.
     empty: dict[str, list[str]] = {
         name: [] for name, kind in query.arguments.items() if ColumnType(kind).element and name not in given
@@ -94,3 +83,9 @@ def _answer(query: Query, given: Mapping[str, Any]) -> Answered:
         columns=[Column(name=name, type=kind) for name, kind in found.columns],
         rows=[[as_json(value, kind) for value, kind in zip(row, kinds, strict=True)] for row in found.rows],
     )
+
+
+def _askable(user: Any) -> dict[str, Query]:
+    known = declared_queries()
+    readable = set(access.allowed(user, access.READ, {name for query in known.values() for name in query.pipelines}))
+    return {name: query for name, query in known.items() if readable.issuperset(query.pipelines)}
