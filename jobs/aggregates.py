@@ -94,47 +94,45 @@ class Count(Plain):
 
 
 @dataclass(frozen=True)
-class Sum(Plain):
+class _Merged(Plain):
+    """Values of a column, of which batches are joined as the rows of a batch are."""
+
+    column: str
+    type: str = "bigint"
+    _which: ClassVar[Literal["sum", "min", "max", "bit_and", "bit_or", "bit_xor"]]
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the one column."""
+        return [Part(name, self.type, self._which, self._which, self.column)]
+
+
+@dataclass(frozen=True)
+class Sum(_Merged):
     """Add up a whole-number or decimal column; NULLs add nothing. `type` is bigint or numeric(precision,scale).
 
     A transform that makes decimals of doubles decides what becomes of NaN and infinities: Spark casts them to NULL, in ANSI
     mode too, and NULL adds nothing. To refuse them, declare a `check` such as ``{"a number": "abs(v) < double('inf')"}``.
     """
 
-    column: str
-    type: str = "bigint"
+    _which = "sum"
 
     def __post_init__(self) -> None:
         if self.type not in ("integer", "bigint") and ColumnType(self.type).precision_and_scale is None:
             raise ValueError(f"Sum({self.column!r}) cannot be kept as {self.type}: use bigint or numeric(precision,scale).")
 
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the sum."""
-        return [Part(name, self.type, "sum", "sum", self.column)]
-
 
 @dataclass(frozen=True)
-class Min(Plain):
+class Min(_Merged):
     """Keep the smallest value; NULL until there is one."""
 
-    column: str
-    type: str = "bigint"
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the smallest value."""
-        return [Part(name, self.type, "min", "min", self.column)]
+    _which = "min"
 
 
 @dataclass(frozen=True)
-class Max(Plain):
+class Max(_Merged):
     """Keep the largest value; NULL until there is one."""
 
-    column: str
-    type: str = "bigint"
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the largest value."""
-        return [Part(name, self.type, "max", "max", self.column)]
+    _which = "max"
 
 
 @dataclass(frozen=True)
@@ -226,21 +224,10 @@ class BoolOr(Plain):
         return [Part(name, "boolean", "max", "max", self.column)]
 
 
-@dataclass(frozen=True)
-class _Bits(Plain):
-    """Bits of the values of a whole-number column; NULL until there is a value."""
-
-    column: str
-    type: Literal["integer", "bigint"] = "bigint"
-    _which: ClassVar[Literal["bit_and", "bit_or", "bit_xor"]]
-
+class _Bits(_Merged):
     def __post_init__(self) -> None:
         if self.type not in ("integer", "bigint"):
             raise ValueError(f"{type(self).__name__}({self.column!r}) cannot be kept as {self.type}: use bigint.")
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the bits."""
-        return [Part(name, self.type, self._which, self._which, self.column)]
 
 
 @dataclass(frozen=True)
@@ -306,61 +293,65 @@ class Last(_FromOneRow):
 
 
 @dataclass(frozen=True)
-class CollectSet(Plain):
+class _Collected(Plain):
+    """Values of a column as an array."""
+
+    column: str
+    type: str
+    most: int = 100
+    _how: ClassVar[tuple[Merge, Function]]
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the array."""
+        return [_array(name, self.type, *self._how, self.column, self.most)]
+
+
+@dataclass(frozen=True)
+class CollectSet(_Collected):
     """Keep the different values of a column, in their order, as an array; NULLs are left out.
 
     A key with more than `most` of them is refused, and its batch with it: nothing is dropped.
     """
 
-    column: str
-    type: str
-    most: int = 100
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the array."""
-        return [_array(name, self.type, "union", "collect_set", self.column, self.most)]
+    _how = "union", "collect_set"
 
 
 @dataclass(frozen=True)
-class CollectList(Plain):
+class CollectList(_Collected):
     """Keep all values of a column, repeated ones too, in their order, as an array; NULLs are left out.
 
     A key with more than `most` of them is refused, and its batch with it: nothing is dropped.
     """
 
-    column: str
-    type: str
-    most: int = 100
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the array."""
-        return [_array(name, self.type, "list", "collect_list", self.column, self.most)]
+    _how = "list", "collect_list"
 
 
 @dataclass(frozen=True)
-class Smallest(Plain):
+class _Ends(Plain):
+    """The values at one end of a column's order as an array."""
+
+    column: str
+    count: int
+    type: str = "bigint"
+    _which: ClassVar[Literal["smallest", "largest"]]
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the array."""
+        return [_array(name, self.type, self._which, self._which, self.column, self.count)]
+
+
+@dataclass(frozen=True)
+class Smallest(_Ends):
     """Keep the `count` smallest values of a column, repeated ones too, in ascending order, as an array."""
 
-    column: str
-    count: int
-    type: str = "bigint"
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the array."""
-        return [_array(name, self.type, "smallest", "smallest", self.column, self.count)]
+    _which = "smallest"
 
 
 @dataclass(frozen=True)
-class Largest(Plain):
+class Largest(_Ends):
     """Keep the `count` largest values of a column (top-k), repeated ones too, in descending order, as an array."""
 
-    column: str
-    count: int
-    type: str = "bigint"
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the array."""
-        return [_array(name, self.type, "largest", "largest", self.column, self.count)]
+    _which = "largest"
 
 
 @dataclass(frozen=True)
