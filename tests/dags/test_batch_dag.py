@@ -10,7 +10,6 @@ import pytest
 from airflow.sdk import DAG, BaseSensorOperator
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
-from airflow.sdk.execution_time.timeout import timeout
 from airflow.serialization.serialized_objects import DagSerialization
 
 import tidegate.jobs.pipelines
@@ -248,33 +247,6 @@ def test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source(
     one_by_one.commit(2)
     assert _plan(batches_per_run=2, run_id="continued_2__run") == [3]
     assert queued == [("continued_2__run", {})]
-
-
-BROKEN = {
-    "a folder that is missing": (None, "SOURCE_UNREADABLE: The source folder "),
-    "a package that is missing": (
-        "import a_package_of_this_name",
-        "ModuleNotFoundError: No module named 'a_package_of_this_name'",
-    ),
-    "no pipeline": ("PIPELINE = 1", "SETTINGS_INVALID: tidegate.jobs.pipelines.clicks must define PIPELINE"),
-    "an end": ("raise SystemExit(3)", "SETTINGS_INVALID: tidegate.jobs.pipelines.clicks ends the process"),
-    "no end": ("import time; time.sleep(60)", "AirflowTaskTimeout: Timeout, PID: "),
-}
-
-
-@pytest.mark.soak
-@pytest.mark.promise("fault:plan-fails-its-source-is-away-or:processing")
-@pytest.mark.parametrize(("module", "error"), BROKEN.values(), ids=BROKEN)
-def test_a_plan_task_that_fails_is_in_the_ledger(clicks: Batches, tmp_path: Path, module: str | None, error: str) -> None:
-    """Whatever ends it, up to the pipeline's code that this worker cannot load, and Airflow's own time limit."""
-    if module:
-        (tmp_path / "clicks.py").write_text(module)
-    with pytest.raises(BaseException) as raised, timeout(2):  # noqa: PT011 - compared below
-        _plan()
-
-    (lag,) = clicks.store.lag([CLICKS.name])
-    assert lag.plan_error == errors.describe(raised.value)
-    assert lag.plan_error.startswith(error)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from tests.mutants.planted_fault import MODULE, in_file
 AGGREGATES = in_file("jobs/aggregates.py")
 STATES = in_file("jobs/states.py")
 WINDOW_PIECES = in_file("jobs/compute/partials/window_pieces.py")
+DECLARED_COLUMNS = in_file("jobs/compute/partials/declared_columns.py")
 BAD_RECORDS = in_file("jobs/compute/stage/bad_records.py")
 PURITY = in_file("jobs/compute/transform/transform_purity.py")
 ANSWERS = in_file("jobs/compute/transform/state_query_answers.py")
@@ -27,6 +28,10 @@ MUTANTS = (
     ),
     WINDOW_PIECES("windows-begin-without-their-offset", "I22", "_start")(
         "F.pmod(ticks[- - F.lit(window.offset)-],", "tests/jobs/test_windows.py::test_windows_are_those_of_plain_python"
+    ),
+    DECLARED_COLUMNS("an-id-in-capitals-is-another-key", "I16", "column_of")(
+        "declared, column, [-F.lower(column)-]{+column+}, F.lower(",
+        "tests/jobs/test_types.py::test_floats_are_kept_as_their_shortest_decimals_and_ids_in_small_letters",
     ),
     BAD_RECORDS("a-record-that-waits-loses-digits-of-a-second", "decision:0012", MODULE)(
         '"timestampFormat": "yyyy-MM-dd\'T\'HH:mm:ss.SSS[-SSS-]XXX"', WAITED
