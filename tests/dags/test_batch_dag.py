@@ -193,7 +193,6 @@ def _arrive(settings: Settings, *numbers: int) -> None:
 
 @pytest.fixture
 def one_by_one(clicks: Batches, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batches:
-    """Pipeline clicks takes one file per batch, as soon as it is there."""
     (tmp_path / "clicks.py").write_text(
         "from dataclasses import replace\nfrom tests.dags.conftest import CLICKS\n"
         "SOURCE = replace(CLICKS.source, max_files=1, min_age_seconds=0)\nPIPELINE = replace(CLICKS, source=SOURCE)\n"

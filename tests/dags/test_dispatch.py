@@ -44,7 +44,6 @@ class Waits:
         self.tasks = [asyncio.create_task(poller.wait(place)) for place in places]
 
     async def over(self, *txids: int) -> list[str]:
-        """Return how the waits of these txids end: with a worker, without one, or with the reason of a halt."""
         return [_outcome(await self.tasks[txid - 1]) for txid in txids]
 
     async def none_but(self, *txids: int) -> None:
@@ -104,7 +103,6 @@ async def test_a_task_on_its_way_to_a_worker_counts_before_airflow_shows_it(
 async def test_batches_need_no_worker_once_they_are_over_unless_sealed_under_another_declaration(
     batches: Batches, poller: TurnPoller, register: Callable[..., None]
 ) -> None:
-    """Its rows would never count."""
     batches.plan("run", 3)
     batches.seal(1)
     batches.commit(1)

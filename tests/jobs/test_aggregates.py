@@ -204,7 +204,6 @@ def test_any_split_and_order_of_the_rows_gives_the_value_of_one_pass(tables: Tab
     names = {row["name"] for row in everything}
 
     def kept(state: str) -> dict[str, Row]:
-        """Return the state's rows by name, without the parts that values are derived from."""
         without = ("name", "_sum", "_count", "_squares")
         found = tables.rows(pipeline, state)
         return {row.get("name"): {name: row[name] for name in row if not name.endswith(without)} for row in found}

@@ -142,10 +142,7 @@ WRONG: list[tuple[Aggregate, Any, str]] = [
 @pytest.mark.promise("testing:check_aggregate")
 @pytest.mark.parametrize("names", [["an author's", "a sketch"], pytest.param(KEPT, marks=pytest.mark.soak)], ids=["few", "all"])
 def test_the_check_tells_what_keeps_the_promise_from_what_does_not(settings: Settings, names: Collection[str]) -> None:
-    """A broken law with the values that differ; what does not fit, by its name. No table is made.
-
-    A sum with a cap keeps it if no value is negative: otherwise the cap would come too early in some orders.
-    """
+    """A broken law with the values that differ; what does not fit, by its name. No table is made."""
     start = datetime(2026, 1, 1, tzinfo=UTC)
     values = [None, 0, 3, 3, -7, 5, None, 400, 2, 999]
     rows = [n if n is None else (n, f'{n},é"', start + timedelta(microseconds=n), Decimal(n) / 4) for n in values]

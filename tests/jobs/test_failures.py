@@ -37,7 +37,6 @@ DEADLINE_SECONDS = 240
 
 
 def skipping(inbox: Inbox, transform: Any = None, **pipeline: Any) -> Pipeline:
-    """Declare a pipeline that skips a batch after one failure by its content."""
     return inbox.declare(CSV, **{"transform": transform, "on_poison": "skip", "tries": 1, "retry_delay_seconds": 0, **pipeline})
 
 
@@ -75,7 +74,6 @@ def in_sql(expression: str) -> Callable[[DataFrame], DataFrame]:
 
 
 def setting(change: Callable[[Any], Any]) -> Callable[[DataFrame], DataFrame]:
-    """Return a transform that does something to the session which batches share."""
 
     def transform(rows: DataFrame) -> DataFrame:
         change(rows.sparkSession)
@@ -254,7 +252,6 @@ class Held:
 
 
 def wait_for(condition: Callable[[], object], name: str) -> None:
-    """Wait until a condition holds."""
     ends_at = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < ends_at, f"{name} did not come"

@@ -74,7 +74,6 @@ def expected(rows: list[Row], *, deletes: bool = True, collapses: bool = False) 
 
 
 def shown(tables: Tables, pipeline: Pipeline, state: str) -> set[tuple[Any, ...]]:
-    """Return what readers see of a state, without txids."""
     rows = tables.rows(pipeline, state)
     found = {(row["name"], row["at"], row["label"], row["n"], row["valid_to"]) for row in rows}
     assert len(found) == len(rows)

@@ -44,10 +44,7 @@ EXACTLY: dict[str, tuple[str, str]] = {  # a value of each type as a file has it
 
 
 def test_a_record_that_waited_has_lost_nothing(inbox: Inbox) -> None:
-    """Six digits of a second, all digits of a number, whether a column was mended or not: as in a clean run.
-
-    A raw record keeps the order of its file's columns. A new version may lack a column; one that renames it makes no NULL.
-    """
+    """Six digits of a second, all digits of a number, whether a column was mended or not: as in a clean run."""
     columns = {f"v{number}": kind.partition(" ")[0] for number, kind in enumerate(EXACTLY)}
     declared: dict[str, Any] = {"states": {"log": Rows({"amount": "integer", **dict.fromkeys(columns, "text")})}}
 

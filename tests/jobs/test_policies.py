@@ -68,10 +68,7 @@ BAD = {  # a record of CSV, and why it is set aside
 def test_bad_records_are_set_aside_and_replayed_under_the_rules_of_the_day(
     tables: Tables, as_owner: Callable[..., Any]
 ) -> None:
-    """With reason, line and the record as it stood, in the same commit; those that are good now count once, others wait again.
-
-    The source goes on where it was. A replay that misses a record is refused.
-    """
+    """With reason, line and the record as it stood; those that are good now count once, others wait again."""
     good = ["a,1,1.25", f"{'x' * 2000},5,1"]
     tables.write("1.csv", "".join(f"{line}\n" for line in ["name,amount,price", *good, *BAD]))
     strict = declare(tables, PRICED, on_poison="quarantine", check=NOT_NEGATIVE)
@@ -167,10 +164,7 @@ LOST: dict[str, tuple[Any, str, str, dict[str, Any], str]] = {
     "performance:with-several-states-rows-are-observed-on",
 )
 def test_rows_and_partials_that_are_lost_or_replaced_are_noticed(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the source until COPY has written them. If a, a, a, a arrive for a, a, b, b, number and XOR of the ids agree.
-
-    A transform whose rows differ each time loses some for one state and counts them for another. (`rand()` is refused.)
-    """
+    """From the source until COPY has written them. If a, a, a, a arrive for a, a, b, b, number and XOR of the ids agree."""
     tables.write("1.csv", "name,amount\na,1\na,1\nb,1\nb,1\n")
     varying = lambda rows: rows.where("double(java_method('java.lang.Math', 'random')) < 0.5")  # noqa: E731
     tables.write("2.csv", "name,amount\n" + "".join(f"n{number},{number}\n" for number in range(200)))
@@ -212,10 +206,7 @@ while True:
 
 @pytest.mark.promise("error:ATTEMPT_TIMED_OUT", "decision:0014")
 def test_an_attempt_that_takes_too_long_gives_its_core_back_and_leaves_no_rows_out(inbox: Inbox) -> None:
-    """Whatever its Python code does: its worker ends, and with it Spark's task.
-
-    The machine may be busy: the rows are not to blame.
-    """
+    """Whatever its Python code does: its worker ends, and with it Spark's task."""
     pid_file = inbox.settings.home / "pid"
 
     def transform(rows: Any) -> Any:
@@ -265,11 +256,7 @@ def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox) -> None:
 
 @pytest.mark.usefixtures("counted_here")
 def test_the_source_is_called_after_commits_and_failures(settings: Settings, register: Callable[..., None]) -> None:
-    """Ack after a commit, fail with the error after a failed attempt. Errors in them change nothing.
-
-    A process that dies between its commit and the ack, or a source that raises, leaves the ack to the next plan; one that is
-    refused again keeps no other waiting.
-    """
+    """Ack after a commit, fail with the error after a failed attempt. Errors in them change nothing."""
     calls: list[tuple[Any, ...]] = []
     acked: list[int] = []
     failing = {1, 2}

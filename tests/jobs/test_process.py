@@ -142,10 +142,7 @@ def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest
 def test_python_workers_get_rows_in_limited_pieces_and_keep_their_imports(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pieces are limited in bytes, or, where rows are short, only in their number; a next version may have longer ones.
-
-    Spark makes each Python worker collect garbage after every task; frozen objects are left out.
-    """
+    """Pieces are limited in bytes, or, where rows are short, only in their number; a next version may have longer ones."""
     pipeline = tables.declare_over(SCHEMA, PER_NAME)
     tables.put_rows(SCHEMA, [("a", 1)])
     tables.run(pipeline, routing=steps.on_executors)
@@ -250,7 +247,6 @@ CREATE TRIGGER no BEFORE INSERT ON staging.per_name_1_1 FOR EACH ROW EXECUTE FUN
 
 @pytest.mark.promise("error:TIDEGATE_ERROR")
 def test_rows_that_staging_does_not_take_fail_the_attempt(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a trigger that comes after the attempt has looked for such."""
     tables.put_rows(SCHEMA, [("a", 1), ("b", 2)])
     pipeline = tables.declare_over(SCHEMA, PER_NAME)
     steps.plan(tables.settings, pipeline, run_id="test")

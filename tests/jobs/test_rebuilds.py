@@ -64,7 +64,6 @@ CHANGED = {"by_shop": State(key=BY_SHOP, aggregates=SUMMED)}
 
 
 def sales(version: int = 1, **changed: Any) -> Pipeline:
-    """A pipeline over files of sales; a changed one, if parts are given."""
     usual: dict[str, Any] = {
         "source": Files("sales", glob="*.csv", format="csv", schema=SCHEMA, max_files=1),
         "states": {"by_shop": State(key=BY_SHOP, aggregates=COUNTED)},
@@ -104,7 +103,6 @@ def rebuilt(settings: Settings, pipeline: Pipeline) -> list[int]:
 
 
 def migrate(settings: Settings, pipeline: Pipeline) -> None:
-    """Let a rebuild take its pipeline's place: write the migration of its states, and run it."""
     migrations.new_revision(settings, [pipeline.spec], "changed")
     assert migrations.upgrade(settings, [pipeline.spec])[1] == [pipeline.name]
 
@@ -117,7 +115,6 @@ def from_the_beginning(settings: Settings, register: Callable[..., None], pipeli
 
 
 def content(settings: Settings, table: str) -> list[str]:
-    """Return a table's rows, with their txids, by the names of its columns."""
     with migrations.connected(settings) as connection:
         found = sa.Table(table, sa.MetaData(), schema="state", autoload_with=connection)
         columns = [found.c[name] for name in sorted(found.c.keys())]

@@ -34,7 +34,6 @@ def inbox(settings: Settings, register: Callable[..., None]) -> Inbox:
 
 
 def server_process(stack: Settings, component: str) -> int:
-    """Return the process id of one of the stack's servers, from the supervisor's status; wait while it is started again."""
     found: list[int] = []
 
     def is_noted() -> bool:
@@ -78,10 +77,7 @@ def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Setti
     "fault:connection-breaks-before-commit-arrives:processing",
 )
 def test_a_run_goes_on_when_servers_have_been_killed(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark in mid-batch, under the policy that skips at once; Postgres at a different step of each batch.
-
-    That is before it is staged, before its seal, before its query, and at its merge. No row is left out, none counts twice.
-    """
+    """Spark in mid-batch, under the policy that skips at once; Postgres at a different step of each batch."""
     held = Held(inbox.settings.home)
     pipeline = skipping(inbox, held.transform, window=1)
     killed: list[str] = []

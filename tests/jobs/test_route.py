@@ -115,7 +115,6 @@ SOME_WAYS = [WAYS[place] for place in (0, 4, 8, 10)]  # each route, and each way
 
 
 def rows_of(dice: random.Random, text: list[Any]) -> list[dict[str, Any]]:
-    """Return a row for each text, with random other values, NULL among them."""
     return [{"text": each} | {name: dice.choice(KINDS[name][2]) for name in COLUMNS[1:]} for each in text]
 
 
@@ -152,10 +151,7 @@ def expected(rows: list[dict[str, Any]]) -> dict[str, list[tuple[Any, ...]]]:
 @pytest.mark.promise("performance:up-to-10-000-partials-are-copied", "performance:small-files-are-grouped-by-one-task")
 @pytest.mark.parametrize("ways", [SOME_WAYS, pytest.param(WAYS, marks=pytest.mark.soak)], ids=["some", "all"])
 def test_every_route_agrees_with_plain_python(tables: Tables, ways: list[tuple[str, str]]) -> None:
-    """Batch after batch by another route, as they are, transformed and checked: every type as key and as value, any name.
-
-    A batch is two files, one of which may be empty.
-    """
+    """Batch after batch by another route, as they are, transformed and checked: every type as key and as value, any name."""
     dice = random.Random(3)
     pipeline = tables.declare_over(SCHEMA, None, states=RICH)
     pipeline = replace(pipeline, source=replace(pipeline.source, max_files=2))

@@ -23,7 +23,6 @@ RECORDS: list[Record] = [("a", 1), ("a", 1), ('"x",\\.', None), ("", 0), ("NULL"
 
 
 def appended(store: StateStore) -> dict[int, list[Record]]:
-    """Return the rows of each txid, in the order of their positions, which have to be different."""
     found: dict[int, list[Record]] = {}
     rows = list(store.state_rows(ALL.spec("log")))
     assert len({(row["txid"], row["position"]) for row in rows}) == len(rows)
@@ -57,10 +56,7 @@ def test_rows_that_the_transform_makes_are_appended_by_several_tasks(tables: Tab
 
 
 def test_a_row_of_another_writer_stops_the_commit(store: StateStore, settings: Settings, register: Callable[..., None]) -> None:
-    """A row in the place of one that is to be appended is an alarm; nothing of the batch counts. Rows are found by place.
-
-    So is a row that a trigger keeps out, even one that a person has accepted.
-    """
+    """A row in the place of one that is to be appended is an alarm; nothing of the batch counts. Rows are found by place."""
     pipeline = Pipeline("inbox", Files("inbox", schema=SCHEMA), {"log": ALL})
     register(pipeline)
     flow = Staged(store, pipeline.spec)

@@ -49,7 +49,6 @@ def rows_of(rng: random.Random, count: int) -> list[Row]:
 
 
 def exact_quantile(values: list[Decimal], chance: Decimal) -> Decimal | None:
-    """Return the smallest value that at least this share of all does not exceed."""
     return sorted(values)[math.ceil(chance * len(values)) - 1] if values else None
 
 

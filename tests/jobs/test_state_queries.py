@@ -210,7 +210,6 @@ UPSTREAM = Pipeline(
 
 @pytest.fixture
 def upstream(tables: Tables, register: Callable[..., None]) -> Iterator[Callable[[int], None]]:
-    """A function that commits a batch of another pipeline, which adds an amount to its key a."""
     register(UPSTREAM)
     with StateStore.connect(tables.settings) as store:
         flow = Tally(store, UPSTREAM.spec)
@@ -225,7 +224,6 @@ def upstream(tables: Tables, register: Callable[..., None]) -> Iterator[Callable
 
 
 def latest(of: str) -> StateQuery:
-    """Return the declaration of a query that is not repeatable."""
     return StateQuery(of, as_of="latest", allow_not_repeatable=True)
 
 

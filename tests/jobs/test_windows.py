@@ -27,7 +27,6 @@ KEYED = {"key": {"key": "text"}, "aggregates": AGGREGATES}
 
 
 def states_of(windows: dict[str, Window]) -> dict[str, State]:
-    """Return a state per window; the last one is without a key."""
     *first, last = windows
     keyed = {name: State(**KEYED, window=windows[name]) for name in first}
     return {**keyed, last: State(aggregates={"events": Count(), "amount": Sum("amount")}, window=windows[last])}

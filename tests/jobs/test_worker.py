@@ -30,7 +30,6 @@ SALES = replace(DECLARED, name="inbox")  # of this name, so that all tests share
 
 @pytest.fixture(autouse=True)
 def sales(settings: Settings, register: Callable[..., None]) -> None:
-    """The sales pipeline, registered, with a folder of four files, two a batch."""
     register(SALES)
     write_sales(settings.home, "01", "02", "03", "04")
 
@@ -77,10 +76,7 @@ def test_a_range_that_cannot_be_is_refused_before_anything_is_opened(
 
 @pytest.mark.promise("error:SPARK_UNAVAILABLE")
 def test_steps_may_be_repeated(settings: Settings) -> None:
-    """No new attempt while the newest is sealed, none after the commit; a commit alone processes first.
-
-    If Spark is away, the error is retryable, the batch is not halted, and the next try succeeds.
-    """
+    """No new attempt while the newest is sealed, none after the commit; a commit alone processes first."""
     steps.plan(settings, SALES, run_id="run")
     with pytest.raises(SparkUnavailable, match=r"Nothing answers at 127\.0\.0\.1:1"):
         steps.process(replace(settings, spark_remote="sc://127.0.0.1:1"), SALES, 1, owner="test")
@@ -109,10 +105,7 @@ def test_a_missing_pipeline_or_batch_is_named(settings: Settings) -> None:
 @pytest.mark.promise("decision:0005")
 @pytest.mark.usefixtures("counted_here")
 def test_the_task_that_seals_the_next_batch_commits_what_is_ready(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the sealed batches after it; batches after a gap wait. It does not wait for another task that is committing.
-
-    A commit by another process meanwhile does not stop this one. The batches' own commits then find it done.
-    """
+    """With the sealed batches after it; batches after a gap wait. It does not wait for another task that is committing."""
     write_sales(settings.home, "05", "06")
     assert steps.plan(settings, SALES, run_id="first") == [1, 2, 3]
     with StateStore.connect(settings) as other, other.engine.begin() as connection:

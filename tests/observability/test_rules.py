@@ -37,7 +37,6 @@ def test_expressions_name_only_metrics_and_labels_that_exist() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing; install Debian's package prometheus")
 def test_every_alert_fires_in_its_case_and_none_in_a_quiet_hour() -> None:
-    """The cases are in alerts_test.yml."""
     cases = Path(__file__).with_name("alerts_test.yml")
     done = subprocess.run(["promtool", "test", "rules", cases], capture_output=True, text=True, check=False)
 

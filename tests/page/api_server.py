@@ -29,7 +29,6 @@ class ApiServer:
 
 @contextmanager
 def running_server(home: Path) -> Iterator[ApiServer]:
-    """Run both in an empty folder."""
     (home / ".tidegate").mkdir(mode=0o711)
     write_authors(home / "authors")
     with ExitStack() as until:

@@ -96,7 +96,6 @@ class Trouble:
         return self._project.phases(self._pipeline, self._txids)
 
     def tasks(self) -> dict[tuple[str, str], str]:
-        """Return the state of each task of the run, by its name and its batch's."""
         found = self._airflow.task_instances(self._pipeline, self.run_id)
         return {(t["task_id"].split(".")[-1], t["rendered_map_index"]): t["state"] for t in found if t["map_index"] >= 0}
 
@@ -125,7 +124,6 @@ class Trouble:
     def problems(
         self, visit: Visit, state: str, size: str, scheme: str, keep: Callable[[Page, str], None] = lambda _page, _view: None
     ) -> dict[str, list[str]]:
-        """Return what keeps people from using each view: serious finds of axe, and views that scroll sideways."""
         found: dict[str, list[str]] = {}
         for name, (view, shown) in self.views(state).items():
             with visit.page(view, size, scheme) as page:

@@ -45,7 +45,6 @@ def clicks_of(states: Any, least: int, pages: list[str]) -> Any:
 
 
 def of_both(states: Any) -> Any:
-    """Answer how many rows two pipelines' states have."""
     counts = (sa.select(sa.func.count()).select_from(states[name]).scalar_subquery() for name in states)
     return sa.select(*(count.label(f"rows_{number}") for number, count in enumerate(counts)))
 

@@ -30,7 +30,6 @@ LOGS_IN = ("/", "/go")  # pages for people: they lead to the login
 
 
 def routes() -> list[tuple[str, str]]:
-    """Return method and path of every route of the page, with values for the names in it."""
     found = [
         (method, route.path.format_map(VALUES))
         for route in create_app().routes
@@ -106,7 +105,6 @@ def test_every_route_of_a_pipeline_asks_for_permission(visit: Visit) -> None:
 
 @pytest.mark.promise("security:user-of-airflow-on-operator-page")
 def test_readers_read_and_do_not_act(visit: Visit, store: StateStore) -> None:
-    """A viewer of all Dags, and one who may act on another Dag."""
     actions = len(visit("admin").json("/pipelines/clicks")["actions"])
     for name in ("viewer", "clerk"):
         reader = visit(name)

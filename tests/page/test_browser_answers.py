@@ -21,7 +21,6 @@ AWAY = {"code": "STORE_UNAVAILABLE", "message": "The ledger is away.", "page": N
 
 @pytest.fixture(scope="module")
 def clicks(server: Server) -> Iterator[Batches]:
-    """Pipeline clicks, of which txid 1 has not begun, and txid 2 waits for its turn."""
     with StateStore.connect(server.settings) as store:
         batches = Batches(store, CLICKS)
         batches.plan("a run", 2)

@@ -38,7 +38,6 @@ def admin(visit: Visit) -> Visitor:
 
 
 def browsed(admin: Visitor, path: str, what: str, limit: int, token: str = "after") -> list:
-    """Return all that a list has, by following its pages."""
     seen: list = []
     next_page = None
     while next_page is not None or not seen:
@@ -121,7 +120,6 @@ SHAPES = {
 
 @pytest.mark.promise("limit:MOST_BATCHES")
 def test_requests_of_any_shape_are_answered(admin: Visitor) -> None:
-    """What makes no sense is refused in the usual shape, and never fails."""
     answers = {path: admin.get(f"/api/{path}") for path in SHAPES}
 
     assert {path: answer.status_code for path, answer in answers.items()} == SHAPES

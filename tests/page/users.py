@@ -15,12 +15,10 @@ class Site(Protocol):
 
 
 def passwords() -> str:
-    """Return the file of Airflow's simple auth manager."""
     return json.dumps({name: f"password of {name}" for name in ROLES})
 
 
 def token_of(server: Site, name: str) -> str:
-    """Log a user in; return what their browser keeps as cookie `_token`."""
     login = {"username": name, "password": f"password of {name}"}
     answer = httpx.post(f"{server.url}/auth/token", json=login, timeout=400)
     assert answer.status_code == 201, answer.text
