@@ -112,8 +112,8 @@ SHAPES = {
     "pipelines/clicks/timeline?from=1&to=1000000000000000": 200,
     "pipelines/clicks/quarantine?after=1-%00": 422,
     "pipelines/clicks/quarantine?after=99999999999999999999-1": 422,
-    "pipelines/clicks/batches/99999999999999999999": 404,
-    "pipelines/clicks/quarantine/1/99999999999999999999": 404,
+    "pipelines/clicks/batches/99999999999999999999": 422,
+    "pipelines/clicks/quarantine/1/99999999999999999999": 422,
     "pipelines?search=%00": 200,
 }
 

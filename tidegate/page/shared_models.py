@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import Query
+from fastapi import Path, Query
 from pydantic import BaseModel
 
 from tidegate.state_store.declarations.column_spec import DerivedColumn, KeyColumn, ValueColumn
@@ -13,6 +13,7 @@ from tidegate.state_store.declarations.column_spec import DerivedColumn, KeyColu
 LARGEST = 10**15  # beyond any txid, and exact as a number of JavaScript
 REASON_CHARACTERS = 2000
 Txid = Annotated[int | None, Query(ge=1, le=LARGEST)]
+Number = Annotated[int, Path(ge=1, le=LARGEST)]  # in an address; Postgres would fail on a larger one
 _AS_THEY_ARE = ("integer", "smallint", "boolean")
 WITHOUT_NUL = r"^[^\x00]*$"  # which Postgres cannot compare with
 

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict
 from tidegate.explain.batch_report import Outcome, outcome
 from tidegate.explain.why import Why, explain
 from tidegate.page import PREFIX, access, ledger_connection
-from tidegate.page.http_answers import Refusal
-from tidegate.page.shared_models import LARGEST, WITHOUT_NUL, Action, Txid
+from tidegate.page.shared_models import LARGEST, WITHOUT_NUL, Action, Number, Txid
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import cursors
@@ -236,10 +235,8 @@ def timeline_of(
 
 
 @router.get("/batches/{txid}")
-def batch(request: Request, pipeline: access.Readable, txid: int, user: access.User) -> Batch:
+def batch(request: Request, pipeline: access.Readable, txid: Number, user: access.User) -> Batch:
     """Return everything about one batch."""
-    if not 1 <= txid <= LARGEST:
-        raise Refusal(404, "UNKNOWN_BATCH", f"{pipeline} has no txid {txid}.")
     with wait_facts.moment(ledger_connection.reader(), f"reading {pipeline} {txid}", [pipeline]) as moment:
         connection = moment.connection
         pipeline_overview.check_registered(connection, pipeline)

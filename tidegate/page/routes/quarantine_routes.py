@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tidegate import operator_actions
 from tidegate.page import access, ledger_connection
 from tidegate.page.http_answers import Refusal, body_of
-from tidegate.page.shared_models import LARGEST, REASON_CHARACTERS, Txid
+from tidegate.page.shared_models import LARGEST, REASON_CHARACTERS, Number, Txid
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.commit import quarantined_records as ledger_quarantine
@@ -89,22 +89,20 @@ def quarantine(
 
 
 @router.get("/{txid}/{number}")
-def record(pipeline: access.Readable, txid: int, number: int) -> QuarantinedRecord:
+def record(pipeline: access.Readable, txid: Number, number: Number) -> QuarantinedRecord:
     """Return one record with its whole payload."""
-    _check_range(pipeline, txid, number)
     with ledger_connection.snapshot_of(pipeline, f"reading a record of {pipeline} {txid}") as connection:
         found = ledger_quarantine.record(connection, pipeline, txid, number)
     if found is None:
-        raise _unknown(pipeline, txid, number)
+        raise Refusal(404, "UNKNOWN_RECORD", f"{pipeline} {txid} has no record {number} in quarantine.")
     return QuarantinedRecord(**found)
 
 
 @router.post("/{txid}/{number}")
 def mend(
-    pipeline: access.Changeable, txid: int, number: int, user: access.User, mended: Annotated[Mended, body_of(Mended)]
+    pipeline: access.Changeable, txid: Number, number: Number, user: access.User, mended: Annotated[Mended, body_of(Mended)]
 ) -> Nothing:
     """Keep a correction of a record beside it, for the replay that takes it up."""
-    _check_range(pipeline, txid, number)
     reason = operator_actions.require_reason(mended.reason)
     with StateStore.connect(ledger_connection.settings()) as store:
         store.mend_quarantined(pipeline, txid, number, Mend(mended.payload, access.owner(user, "mend"), reason, mended.again))
@@ -118,13 +116,3 @@ def _place(after: str | None) -> tuple[int, int] | None:
     if place is None or max(map(int, place.groups())) > LARGEST:
         raise UsageError("`after` is not what an earlier answer called `next`.")
     return int(place[1]), int(place[2])
-
-
-def _check_range(pipeline: str, txid: int, number: int) -> None:
-    """Refuse numbers that no record can have, on which Postgres would fail."""
-    if not (1 <= txid <= LARGEST and 1 <= number <= LARGEST):
-        raise _unknown(pipeline, txid, number)
-
-
-def _unknown(pipeline: str, txid: int, number: int) -> Refusal:
-    return Refusal(404, "UNKNOWN_RECORD", f"{pipeline} {txid} has no record {number} in quarantine.")
