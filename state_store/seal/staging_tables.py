@@ -56,16 +56,13 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
 
     Raises: GuardMismatch for tables to which an event trigger gives triggers or rules.
     """
-    # A table that exists was left by a pipeline that gave the state away before its first commit: its attempts can no longer
-    # commit.
-    owned = [state_tables.staging_table_of(state, txid, attempt) for state in spec.states]
-    exist = connection.execute(sa.select(*(sa.func.to_regclass(_quoted(table)) for table in owned))).one()
-    for table in (table for table, found in zip(owned, exist, strict=True) if found is not None):
-        connection.execute(DropTable(table, if_exists=True))
     made = [state_tables.staging_table_of(staged, txid, attempt) for staged in spec.staged]
+    names = ", ".join(map(_quoted, made))
+    # One that exists was left by a pipeline that gave the state away before its first commit: its attempts commit no more.
+    ddl(connection, f"DROP TABLE IF EXISTS {names}")
     for table in made:
         connection.execute(CreateTable(table))
-    ddl(connection, STAGER_GRANT.format(tables=", ".join(map(_quoted, made))))
+    ddl(connection, STAGER_GRANT.format(tables=names))
     for table_name, given in connection.execute(_GIVEN, {"tables": [table.name for table in made]}):
         raise GuardMismatch(
             f"{spec.name}: new table {STAGING}.{table_name} has {given}, by an event trigger of this database. It could change "

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.conftest import Execute, Tally, contents, refused
 from tests.store import MAX_BYTES, Mend, Original
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import RangeRefused, TidegateError, UnknownBatch
+from tidegate.state_store.base.errors import RangeRefused, TidegateError, UnknownBatch, UsageError
 
 PARSED = '{"shop":"a","day":"2013-01-01","cents":-5,"ratio":"NaN","open":null,"tags":["x"],"more":{"y":1}}'
 RAW = (1, 1)
@@ -84,6 +84,9 @@ def test_a_parsed_record_takes_json_of_its_columns(waiting: Tally) -> None:
     ):
         mend(waiting, COLUMNS, payload, again=True)
         assert record(waiting, COLUMNS)["mended_payload"] == payload
+    for payload in ("{", "[]", PARSED.replace('"cents":-5,', ""), PARSED.replace("{", '{"new":1,', 1)):
+        with pytest.raises(UsageError, match="has to be a JSON object of all its columns"):
+            mend(waiting, COLUMNS, payload, again=True)
     for payload in ('"a\nb",5', "x" * MAX_BYTES):
         mend(waiting, RAW, payload, again=True)
         assert record(waiting, RAW)["mended_payload"] == payload
