@@ -11,17 +11,13 @@ from tidegate.state_store.base import errors, project
 from tidegate.state_store.base.project import HOME_VARIABLE, STACK_FOLDER
 from tidegate.state_store.commit import (
     combine_batches,
-    commit_checks,
     commit_facts,
-    commit_record,
     event_windows,
     merge_expressions,
     merge_into_states,
-    quarantined_records,
     verdicts,
 )
 from tidegate.state_store.commit.author_updates import UpdateBatch
-from tidegate.state_store.commit.commit_checks import CheckedBatch
 from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.commit.ordered_commit import MAX_BATCHES_TOGETHER
 from tidegate.state_store.connections import lock_holders, role_settings
@@ -29,8 +25,6 @@ from tidegate.state_store.connections.answer_deadlines import DeadlineConnection
 from tidegate.state_store.connections.copy_into_staging import copy_partition, copy_rows
 from tidegate.state_store.connections.database import set_limits
 from tidegate.state_store.connections.executor_connections import connect
-from tidegate.state_store.connections.postgres_errors import translate
-from tidegate.state_store.connections.utc_times import prepare_times
 from tidegate.state_store.declarations.column_spec import ColumnType, KeyColumn, ValueColumn
 from tidegate.state_store.declarations.pipeline_spec import (
     WINDOW,
@@ -56,25 +50,22 @@ from tidegate.state_store.ledger.batches import (
     position_of,
 )
 from tidegate.state_store.ledger.commit_witness import Mark, Witness
-from tidegate.state_store.ledger.tables import LEDGER
 from tidegate.state_store.operate import pruning
 from tidegate.state_store.operate.mended_records import MAX_BYTES, Mend, Original
 from tidegate.state_store.operate.pruning import Pruned, PrunedRanges, Removal
 from tidegate.state_store.operate.recorded_actions import Redo
 from tidegate.state_store.pipeline_changes import declaration_changes, rebuild_swap, rebuilds, registration, retirement
 from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
-from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
+from tidegate.state_store.read_ledger import batch_search
 from tidegate.state_store.read_ledger.batch_phases import PHASES
 from tidegate.state_store.read_ledger.batch_search import BatchFilter, SearchResult
 from tidegate.state_store.read_ledger.batch_status import BatchHistory, BatchStatus
-from tidegate.state_store.read_ledger.batch_timeline import timeline
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.read_ledger.metric_values import PipelineMeasures, measures
 from tidegate.state_store.read_ledger.pipeline_overview import Lag
-from tidegate.state_store.read_ledger.wait_facts import Moment, moment
 from tidegate.state_store.read_states import executor_lookup, state_rows
-from tidegate.state_store.read_states.named_query_answers import Answer, ask
-from tidegate.state_store.read_states.state_rows import StateReader, changes, rows_after, version_of
+from tidegate.state_store.read_states.named_query_answers import ask
+from tidegate.state_store.read_states.state_rows import StateReader, changes, version_of
 from tidegate.state_store.read_states.transform_reads import QueriedState
 from tidegate.state_store.seal import attempts
 from tidegate.state_store.seal.attempts import NO_TASK, AirflowTry, Attempt, StagedPartition, Tracked
