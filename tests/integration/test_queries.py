@@ -1,6 +1,5 @@
 """Answers to queries: one snapshot with its txids, arguments of their types, and nothing but reading."""
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -82,10 +81,7 @@ NO_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({}, "needs argument least. It takes least (integer), days (date[])"),
     ({"least": "1", "days": [], "most": "2"}, "has no argument most. It takes least (integer), days (date[])"),
     ({"least": "1.5", "days": []}, 'argument least is not of type integer: invalid input syntax for type integer: "1.5"'),
-    ({"least": "99999999999", "days": []}, "argument least is not of type integer"),
-    ({"least": "", "days": []}, "argument least is not of type integer"),
     ({"least": "1", "days": ["2026-02-29"]}, "argument days is not of type date[]: date/time field value out of range"),
-    ({"least": "1", "days": ["x"]}, "argument days is not of type date[]"),
     ({"least": "1\0", "days": []}, "argument least is not of type integer"),
     ({"least": ["1"], "days": []}, "argument least is integer, so it takes one value"),
     ({"least": "1", "days": "2026-01-01"}, "argument days is date[], so it takes a list"),
@@ -109,11 +105,8 @@ WRONG: dict[str, tuple[Callable[..., Any], type[TidegateError], str]] = {
     "insert": (insert, DeclarationInvalid, "must not contain data-modifying statements in WITH"),
     "lock": (lambda states: sa.select(states[SHOPS].c.sold).with_for_update(), DeclarationInvalid, "may only read"),
     "unlock": (unlock, DeclarationInvalid, "transaction read-write mode must be set before any query"),
-    "delete": (lambda states: sa.delete(states[SHOPS]), DeclarationInvalid, "returns Delete; it has to return a SELECT"),
     "text": (lambda _: "SELECT 1", DeclarationInvalid, "returns str; it has to return a SELECT"),
-    "fails": (lambda states: states["tally.gone"], DeclarationInvalid, "failed: KeyError: 'tally.gone'"),
     "exits": (lambda _: sys.exit(), DeclarationInvalid, "failed: SystemExit"),
-    "ends": (lambda _: os._exit(3), DeclarationInvalid, "failed: SystemExit: 3"),
     "other table": (lambda _: sa.select(LEDGER.c.txid), DeclarationInvalid, "reads tidegate.commit, which its `reads` do not"),
     "hidden": (
         lambda states: sa.select(states[SHOPS]).where(sa.exists(sa.select(LEDGER.alias("x").c.txid))),
@@ -125,7 +118,6 @@ WRONG: dict[str, tuple[Callable[..., Any], type[TidegateError], str]] = {
         DeclarationInvalid,
         "two columns sold",
     ),
-    "no sense": (lambda states: sa.select(sa.func.no_such_function(states[DAYS].c.day)), DeclarationInvalid, "cannot execute"),
     "zero": (lambda states: sa.select(1 / (states[DAYS].c.sold * 0)), UsageError, "division by zero"),
     "slow": (lambda _: sa.select(sa.func.pg_sleep(60)), StoreUnavailable, "took longer than 1 s"),
     "many": (lambda _: sa.select(sa.func.generate_series(1, 10**9)), DeclarationInvalid, "answers more than 5 rows"),

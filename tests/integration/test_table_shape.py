@@ -24,11 +24,6 @@ SHAPES = {
         r"column cents is numeric\(5,0\), not bigint",
         ["ALTER {table} ALTER cents TYPE bigint"],
     ),
-    "modifier": (
-        ["ALTER {table} ALTER shop TYPE varchar(200)"],
-        r"column shop is character varying\(200\).*, not text",
-        ['ALTER {table} ALTER shop TYPE text COLLATE "C"'],
-    ),
     "collation": (
         ['ALTER {table} ALTER shop TYPE text COLLATE "POSIX"'],
         r'column shop is text COLLATE "POSIX", not text COLLATE "C"',
@@ -100,22 +95,6 @@ SHAPES = {
         ["CREATE TABLE public.whole (cents bigint)", "ALTER {table} INHERIT public.whole"],
         r"it has parent public\.whole",
         ["ALTER {table} NO INHERIT public.whole", "DROP TABLE public.whole"],
-    ),
-    "partition": (
-        [
-            "CREATE TABLE public.whole (LIKE state.per_shop) PARTITION BY LIST (shop)",
-            "ALTER TABLE public.whole ATTACH PARTITION state.per_shop DEFAULT",
-        ],
-        r"it has parent public\.whole",
-        ["ALTER TABLE public.whole DETACH PARTITION state.per_shop", "DROP TABLE public.whole"],
-    ),
-    "collation of the same name": (
-        [
-            """CREATE COLLATION public."C" (provider = libc, locale = 'C')""",
-            'ALTER {table} ALTER shop TYPE text COLLATE public."C"',
-        ],
-        r'column shop is text COLLATE public\."C", not text COLLATE "C"',
-        ['ALTER {table} ALTER shop TYPE text COLLATE "C"', 'DROP COLLATION public."C"'],
     ),
 }
 TEAMS = [

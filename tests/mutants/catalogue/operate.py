@@ -126,4 +126,8 @@ MUTANTS = (
         "[-connection.execute(sa.insert(after).from_select(names, sa.select(before)))-]{+pass+}",
         f"{RANGES}::test_a_table_is_divided_otherwise_with_all_its_rows",
     ),
+    MENDED("a-mended-record-lacks-a-column", "verb:quarantine", "check_columns")(
+        "isinstance(found, dict)[- and found.keys() == columns.keys()-] else",
+        "tests/integration/test_mending.py::test_a_parsed_record_takes_json_of_its_columns",
+    ),
 )
