@@ -133,9 +133,9 @@ def test_a_pipeline_without_a_migration_does_not_stop_the_others(empty: Settings
 
     broken = migrations.upgrade_all_but_broken(empty, [daily, extra, changed, rival])
 
-    assert broken["extra"].startswith("Pipeline extra is not registered: no migration creates its state extra_state. Write")
+    assert broken["extra"].startswith("Pipeline extra is not registered: the migrations do not make its state extra_state as")
     assert broken[counts.name].startswith(
-        f"Pipeline {counts.name} is not registered: the migrations make another table of its state {wider.name}."
+        f"Pipeline {counts.name} is not registered: the migrations do not make its state {wider.name} as it is declared."
     )
     assert "belongs to pipeline sales: a state has one writer" in broken["rival"]
     assert set(broken) == {"extra", counts.name, "rival"}
