@@ -82,11 +82,9 @@ class AirflowClient:
         return self._run(pipeline, run_id) is not None
 
     def _run(self, pipeline: str, run_id: str) -> dict[str, Any] | None:
-        """Return a Dag run; None if Airflow has no such run."""
         return self._found(f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")
 
     def _found(self, path: str) -> dict[str, Any] | None:
-        """Return what is at a path; None if Airflow has nothing there."""
         try:
             return self._call("GET", path)
         except UnknownPipeline:
@@ -141,10 +139,6 @@ class AirflowClient:
             time.sleep(1)
 
     def _check_file(self, pipeline: str) -> None:
-        """Refuse a Dag whose file Airflow cannot read.
-
-        Raises: PermanentError.
-        """
         errors = self._call("GET", "/api/v2/importErrors", params={"filename_pattern": f"%{pipeline}.py"})["import_errors"]
         for broken in errors:
             if PurePath(broken["filename"]).name == f"{pipeline}.py":  # the pattern matches preorders.py for orders too

@@ -149,7 +149,6 @@ def _packages(_: Settings) -> Iterator[str]:
 
 
 def _file(file: Path | None, variable: str) -> Iterator[str]:
-    """Check that a file can be read, if one is set; it may hold a secret."""
     if file is not None:
         try:
             file.read_bytes()

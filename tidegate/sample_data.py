@@ -53,7 +53,6 @@ def _licences(folder: Path) -> int:
 
 
 def _publish(file: Path, content: str) -> None:
-    """Write a file atomically, unless it exists."""
     if file.exists():
         return
     unfinished = file.with_name(f".{file.name}.tmp")

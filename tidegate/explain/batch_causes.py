@@ -124,12 +124,10 @@ class BatchCauses:
         yield self._of(batch, "WAITS_FOR_TXID", order, since=sealed.sealed_at if sealed else None)
 
     def _reads_of_previous(self) -> str:
-        """Return the states of its own that the pipeline's transform reads, as the batch before has left them."""
         reads = self._wait.row.queries
         return " and ".join(read["of"] for read in reads if read["as_of"] == "previous txid")
 
     def _own(self, batch: "WaitingBatch", *, turn: str) -> Iterator[Cause]:
-        """Yield what a batch that is not sealed waits for itself."""
         if batch.skip_reason is not None:
             yield self._given_up(batch, turn)
         elif batch.phase == "halted":
@@ -223,7 +221,6 @@ class BatchCauses:
     def _of(
         self, batch: "WaitingBatch", code: str, sentence: str, *, run: bool = False, retry: bool = False, **known: Any
     ) -> Cause:
-        """Return a cause of a batch, with the command and the button that start a `run` or `retry` the batch."""
         if run:
             known |= self._run
         if retry:

@@ -38,7 +38,6 @@ def show(history: "BatchHistory") -> None:
 
 
 def _facts(history: "BatchHistory") -> Iterator[list[Any]]:
-    """Yield the name and value of each known fact about the batch as a whole."""
     status, commit = history.status, history.commit or {}
     facts = {
         "phase": status.phase,
@@ -141,7 +140,6 @@ def _show_source(metadata: "SourceMetadata", of: str = "") -> None:
 
 
 def _show_replay(metadata: "SourceMetadata", records: int) -> None:
-    """Print how many records a batch takes out of quarantine, and the versions of references that they are joined with."""
     if "records" in metadata:
         _print("Source: quarantine", ["input", "records"], [[name, number] for name, number in metadata["records"].items()])
     else:
@@ -151,7 +149,6 @@ def _show_replay(metadata: "SourceMetadata", records: int) -> None:
 
 
 def _show_inputs(metadata: "SourceMetadata") -> None:
-    """Print what a batch of several inputs reads of each, and the versions of its references."""
     for name, share in metadata["inputs"].items():
         _show_source(share, f" of input {name}")
     if metadata["idle"]:

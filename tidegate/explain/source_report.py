@@ -159,7 +159,6 @@ class _Asked:
 
 
 def _unread(lag: "Lag", store: "StateStore", settings: Settings) -> str | None:
-    """Return what a run of a pipeline would find if all its batches have committed: more data, or an error."""
     name = lag.pipeline
     if lag.pending or lag.paused_at or lag.plan_error:
         return None

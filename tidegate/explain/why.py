@@ -98,10 +98,6 @@ def _declared(pipeline: Pipeline | str, names: Collection[str] | None = None) ->
 
 
 def _unregistered(declared: _Declared) -> Cause:
-    """Return that a declared pipeline is not registered.
-
-    Raises: UnknownPipeline.
-    """
     if declared.unknown is not None:
         raise declared.unknown
     return cause(
@@ -282,7 +278,6 @@ def _undeclared(declared: _Declared) -> Iterator[Cause]:
 
 
 def _blocked(wait: "Wait", declared: _Declared) -> Iterator[Cause]:
-    """Yield what keeps every batch of the pipeline from being processed or committed."""
     name = wait.row.pipeline
     if declared.reason is not None:
         yield cause(
@@ -323,6 +318,5 @@ def _committed(wait: "Wait", batch: "WaitingBatch") -> Cause:
 
 
 def _error(code: str, sentence: str, txid: int | None = None) -> Cause:
-    """Return a cause that is an error itself."""
     advice, command = remedies.fix_of(code), remedies.command_of(code)
     return cause(code, sentence, txid=txid, severity="error", advice=advice, command=command, error=code)

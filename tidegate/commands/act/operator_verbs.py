@@ -155,10 +155,6 @@ def prune(
 
 
 def _prunable(pipeline: PipelineSpec, state: str) -> StateSpec:
-    """Return a state of which something can be removed.
-
-    Raises: UsageError.
-    """
     found = pipeline.state(state)
     if found is None or not (found.records or found.ranges):
         raise UsageError(
@@ -205,7 +201,6 @@ class _Pruning:
         output.report(message, facts | {"changes": done.changes, "partitions": list(done.partitions)}, self.as_json)
 
     def _removed_changes(self, store: "StateStore", up_to_txid: int) -> "Pruned":
-        """Remove changes until there are no more; return what was removed."""
         from tidegate.state_store.operate.pruning import Pruned  # noqa: PLC0415
 
         done = Pruned(up_to_txid)
@@ -261,7 +256,6 @@ class _Pruning:
                 return removed, kept, done
 
     def _facts(self, up_to_txid: int, needed: Mapping[str, int]) -> dict[str, Any]:
-        """Return the output of a command that has removed nothing."""
         of = {"pipeline": self.pipeline.name, "state": self.state.name}
         return of | {"up_to_txid": up_to_txid, "changes": 0, "partitions": [], "kept": [], "followers": dict(needed)}
 
@@ -276,7 +270,6 @@ def _removed_in_words(done: "Pruned") -> str:
 
 
 def _names(tables: Sequence[str]) -> str:
-    """Return the names of a few tables; nothing if they are many."""
     return ", ".join(tables) if len(tables) <= SHOWN_PARTITIONS else ""
 
 

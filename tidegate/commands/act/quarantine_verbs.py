@@ -160,10 +160,6 @@ def replay(pipeline: str, reason: str, txid: int | None, wait: bool, wait_second
 
 
 def _content_of(file: str) -> str:
-    """Return a file's text without the line end after its last line.
-
-    Raises: UsageError if it cannot be read, is too long, or is not UTF-8.
-    """
     from tidegate.state_store.operate.mended_records import MAX_BYTES  # noqa: PLC0415
 
     try:
@@ -180,6 +176,5 @@ def _content_of(file: str) -> str:
 
 
 def _shortened(payload: str) -> str:
-    """Return a record as one short line."""
     line = " ".join(payload.splitlines())
     return line if len(line) <= PAYLOAD_CHARACTERS else f"{line[: PAYLOAD_CHARACTERS - 3]}..."

@@ -96,7 +96,6 @@ def _named(store: "StateStore", pipeline: str, error: UnknownPipeline) -> Unknow
 
 
 def _outlook(pipeline: str, done: "Retirement", *, drops: bool) -> str:
-    """Return what retiring a pipeline would do."""
     begin = f"{pipeline} would be retired at txid {done.committed}: no batch of it would count any more."
     if done.already:
         begin = f"{pipeline} is retired."
@@ -105,7 +104,6 @@ def _outlook(pipeline: str, done: "Retirement", *, drops: bool) -> str:
 
 
 def _report(pipeline: str, done: "Retirement") -> str:
-    """Return what was done, and what is left to do."""
     at, by, reason = done.retired
     if done.already and not done.dropped:
         return f"{pipeline} was retired already, on {at:%Y-%m-%d %H:%M} UTC by {by}: {reason}"
@@ -118,7 +116,6 @@ def _report(pipeline: str, done: "Retirement") -> str:
 
 
 def _left(done: "Retirement") -> list[str]:
-    """Return a sentence for each thing that the pipeline leaves undone."""
     left = []
     if done.uncommitted:
         left.append(f"{output.counted(done.uncommitted, 'opened batch', 'opened batches')} will never count.")

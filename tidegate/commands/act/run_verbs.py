@@ -158,7 +158,6 @@ def run(pipeline: str, verbose: bool, log_json: bool, as_json: bool, **of_range:
 
 
 def _given(of_range: Mapping[str, int | None]) -> dict[str, int]:
-    """Return those options of a range that are given."""
     return {name: value for name, value in of_range.items() if value is not None}
 
 
@@ -321,10 +320,6 @@ def _check_planned(store: "StateStore", airflow: "AirflowClient", outcome: Outco
 
 
 def _check_committed(outcome: Outcome) -> None:
-    """Refuse a run that has ended well before all of its batches have committed.
-
-    Raises: RunUnfinished.
-    """
     if left_over := outcome.left_over:
         raise RunUnfinished(
             f"Airflow says that Dag run {outcome.run_id} has ended well, but {ranges(left_over)} "
@@ -334,7 +329,6 @@ def _check_committed(outcome: Outcome) -> None:
 
 
 def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> TidegateError:
-    """Return the error of a run that has failed, of the class of its root cause."""
     (lag,), losses = store.lag([outcome.pipeline]), store.losses()
     root = why.root_causes(store, [outcome.pipeline])[outcome.pipeline].error
     tasks = ", ".join(f"{name} ({count})" for name, count in sorted(Counter(failed_tasks).items()))

@@ -49,7 +49,6 @@ def _refuse(broken: Sequence[str]) -> None:
 
 
 def _show(declared: Sequence[Pipeline]) -> None:
-    """Print the pipelines, their states and their notes."""
     rows = [
         [
             p.name,
@@ -89,7 +88,6 @@ def _values(name: str, state: AnyState) -> list[str]:
 
 
 def _facts(pipeline: Pipeline) -> dict[str, Any]:
-    """Return a pipeline's declaration for JSON."""
     return {
         "pipeline": pipeline.name,
         "source": f"{pipeline.source.kind} {type(pipeline.source).__name__}",
@@ -160,7 +158,6 @@ def why_not_exactly_once(source: SourceKind, state: StateKind) -> str | None:
 
 
 def _notes(pipeline: Pipeline) -> Iterator[str]:
-    """Yield a sentence for each limit of the guarantee and each check."""
     for name, state in pipeline.states.items():
         if why := why_not_exactly_once(pipeline.source.kind, state.kind):
             yield f"state {name} is at least once: {why}"

@@ -155,7 +155,6 @@ def _show_batch(store: "StateStore", pipeline: str, txid: int, as_json: bool) ->
 
 
 def _show_ledger(store: "StateStore", pipeline: str, conditions: "Mapping[str, Any]", limit: int | None, as_json: bool) -> None:
-    """Print the newest batches that fulfil the conditions, newest last."""
     from tidegate.state_store.read_ledger.batch_search import BatchFilter  # noqa: PLC0415
 
     wanted, shown = BatchFilter(**conditions), limit or (sys.maxsize if as_json else ROWS_FOR_PEOPLE)
@@ -193,7 +192,6 @@ def _show_what_is_not_planned(store: "StateStore", pipeline: str) -> None:
 
 
 def _newest(store: "StateStore", pipeline: str, wanted: "BatchFilter", limit: int) -> "tuple[list[BatchStatus], int | None]":
-    """Return the newest batches that are wanted, newest last, and below which txid there may be others."""
     batches: list[BatchStatus] = []
     before: int | None = None
     while True:
@@ -212,10 +210,6 @@ def _state(pipeline: Pipeline, name: str) -> StateSpec:
 
 
 def _keys(pipeline: str, spec: StateSpec, given: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return the keys that the command line names; that of a state without a key is empty.
-
-    Raises: UsageError.
-    """
     width = len(spec.row_key)
     if not width and not given:
         return [()]

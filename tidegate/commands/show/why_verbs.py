@@ -67,7 +67,6 @@ def explain(pipeline: str, as_json: bool) -> None:
 
 
 def _explain(pipeline: str, txid: int | None) -> "Why":
-    """Return the causes; if the ledger cannot be read, why not."""
     from tidegate.explain import why as causes  # noqa: PLC0415 - `error` does without
 
     try:

@@ -223,5 +223,4 @@ def _checkout() -> list[str]:
 
 
 def _print_file(file: Path) -> str:
-    """Return the command that Airflow runs to read a secret."""
     return f"cat {shlex.quote(str(file))}"

@@ -101,7 +101,6 @@ def _check(fetched: Path, packages: Sequence[str]) -> None:
 
 
 def _resolve(packages: Sequence[str], workplace: Path, target: Path) -> None:
-    """Fetch into ``workplace/jars``."""
     named = [package.split(":") for package in packages]
     # In the order that Ivy's schema demands.
     dependencies = [f'<dependency org="{g}" name="{a}" rev="{v}" conf="default->default"/>' for g, a, v in named]
@@ -149,7 +148,6 @@ def _resolve(packages: Sequence[str], workplace: Path, target: Path) -> None:
 
 
 def _artifact(jar: Path) -> str:
-    """Return a jar's name without its version."""
     return re.sub(r"-\d[^-]*\.jar$", "", jar.name)
 
 

@@ -43,7 +43,6 @@ def make() -> Path:
 
 
 def _run_once(folder: Path, archive: Path) -> None:
-    """Start a server that writes the archive when it ends, use it, and end it."""
     with contextlib.ExitStack() as until:
         spark = EmbeddedSpark(folder, components.reserve_port(None, until), stager_passfile=folder / "no_passwords")
         spark.initialize()
