@@ -14,7 +14,7 @@ from tidegate.commands.act import run_verbs
 from tidegate.explain import remedies
 from tidegate.jobs.registry import find_pipeline
 from tidegate.operator_actions import require_reason
-from tidegate.state_store.base.errors import TidegateError, UsageError
+from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.base.project import account_name
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 
@@ -205,12 +205,7 @@ class _Pruning:
 
         done = Pruned(up_to_txid)
         while done.are_more:
-            try:
-                done = store.prune_changes(self.pipeline, self.state, done, operator("prune"), self.why)
-            except TidegateError:
-                if done.changes or done.partitions:  # by earlier transactions
-                    output.say(f"{_removed_in_words(done)} of {self.state.name} removed. Then it failed.")
-                raise
+            done = store.prune_changes(self.pipeline, self.state, done, operator("prune"), self.why)
         return done
 
     def prune_ranges(self, before: str, *, detach: bool) -> None:
@@ -241,15 +236,7 @@ class _Pruning:
         removed: list[str] = []
         kept: list[str] = []
         while True:
-            try:
-                done = store.prune_ranges(self.pipeline, self.state, removal, operator("prune"), self.why)
-            except TidegateError:
-                if removed:  # by earlier transactions
-                    done_to = "detached" if removal.detaches else "removed"
-                    output.say(
-                        f"{_names(removed) or f'{removed[0]} to {removed[-1]}'} {done_to}.{_listed(kept)} Then it failed."
-                    )
-                raise
+            done = store.prune_ranges(self.pipeline, self.state, removal, operator("prune"), self.why)
             removed += done.partitions
             kept += done.kept
             if not (done.are_more and removal.is_confirmed):

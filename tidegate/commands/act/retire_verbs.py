@@ -9,9 +9,9 @@ from tidegate import output
 from tidegate.commands import as_json, connected, pipeline_name, yes
 from tidegate.commands.act.operator_verbs import operator, reason, reason_if_any
 from tidegate.explain import remedies
-from tidegate.jobs.registry import has_pipeline, named_rebuild, pipeline_names, unknown
+from tidegate.jobs.registry import has_pipeline, named_rebuild
 from tidegate.operator_actions import require_reason
-from tidegate.state_store.base.errors import TidegateError, UnknownPipeline, UsageError
+from tidegate.state_store.base.errors import UsageError
 
 if TYPE_CHECKING:
     from tidegate.state_store import StateStore
@@ -40,12 +40,8 @@ def retire(pipeline: str, drop_states: bool, reason: str, yes: bool, as_json: bo
         done = _retired(store, pipeline, request)
     if not yes and (not done.already or done.dropped):
         raise UsageError(f"{_outlook(pipeline, done, drops=drop_states)} Add --yes to do it.")
-    try:
-        with connected() as store:
-            staged = sum(iter(lambda: store.drop_staging_of_retired(pipeline), 0))
-    except TidegateError:
-        output.say(f"{pipeline} is retired, and has staging left. The same command again drops it.")
-        raise
+    with connected() as store:
+        staged = sum(iter(lambda: store.drop_staging_of_retired(pipeline), 0))
     output.report(_report(pipeline, done), _facts(pipeline, done, staged), as_json)
 
 
@@ -57,10 +53,7 @@ def reinstate(pipeline: str, reason: str, as_json: bool) -> None:
     """Let a retired pipeline go on where it stood, as long as its states were not dropped."""
     why = require_reason(reason)
     with connected(as_owner=True) as store:
-        try:
-            changed = store.reinstate(pipeline, operator("reinstate"), why)
-        except UnknownPipeline as error:
-            raise _named(store, pipeline, error) from error
+        changed = store.reinstate(pipeline, operator("reinstate"), why)
     start = remedies.run_of(pipeline, store.settings)
     again = f"{pipeline} is in service again. After tidegate migrate, start a run: {start}"
     facts = {"pipeline": pipeline, "retired": False, "already": not changed}
@@ -72,27 +65,11 @@ def _retired(store: "StateStore", pipeline: str, request: "Request") -> "Retirem
     dropped: list[str] = []
     first: Retirement | None = None
     while True:
-        try:
-            done = store.retire(pipeline, request)
-        except UnknownPipeline as error:
-            raise _named(store, pipeline, error) from error
-        except TidegateError:
-            if first is not None:
-                output.say(
-                    f"{pipeline} is retired, and a part of its states is dropped. The same command again drops the others."
-                )
-            raise
+        done = store.retire(pipeline, request)
         first = first or done
         dropped += done.dropped
         if not (done.are_more and request.is_confirmed):
             return done._replace(already=first.already, dropped=dropped)
-
-
-def _named(store: "StateStore", pipeline: str, error: UnknownPipeline) -> UnknownPipeline:
-    """Return the error for a pipeline that is not registered: if it is not declared either, with the nearest name."""
-    if has_pipeline(pipeline):
-        return error
-    return unknown(pipeline, sorted({*pipeline_names(), *(lag.pipeline for lag in store.lag())}))
 
 
 def _outlook(pipeline: str, done: "Retirement", *, drops: bool) -> str:

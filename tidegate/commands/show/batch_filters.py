@@ -25,8 +25,6 @@ class Moment(click.ParamType[datetime]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         """Return the time; fail with a usage error that shows how times are written."""
-        if isinstance(value, datetime):
-            return value
         try:
             if ago := _AGO.fullmatch(value.strip()):
                 return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
