@@ -16,7 +16,7 @@ MARKERS = in_file("jobs/sources/files/completeness_markers.py")
 RECORDS = in_file("jobs/sources/files/formats/records/text_records.py")
 INPUTS_SOURCE = in_file("jobs/sources/inputs/source.py")
 INPUTS_PLAN = in_file("jobs/sources/inputs/plan.py")
-REFERENCES = in_file("jobs/sources/inputs/reference_versions.py")
+REFERENCES = in_file("jobs/sources/inputs/reference.py")
 
 DECLARATION, EVOLUTION = "tests/unit/test_declaration.py", "tests/unit/test_evolution.py"
 SETTINGS, EXECUTORS = "tests/unit/test_settings.py", "tests/unit/test_executors.py"
@@ -100,8 +100,7 @@ MUTANTS = (
     INPUTS_PLAN("a-slice-that-only-moves-is-lost", "I20", "InputsCoordinator._with_partners")(
         "return [-moves or -]None", f"{INPUTS}::test_a_slice_that_only_moves_a_position_is_nobodys_partner"
     ),
-    REFERENCES("a-reference-is-read-while-it-is-written", "decision:0030", "_find_version")(
-        "if [-young_files(folder, names, min_age)-]{+not names+}:",
-        f"{INPUTS}::test_nothing_is_planned_without_the_reference",
+    REFERENCES("rows-are-joined-with-nothing", "decision:0030", "check_count")(
+        "if [-not files-]{+files < 0+}:", f"{INPUTS}::test_nothing_is_planned_without_the_reference"
     ),
 )
