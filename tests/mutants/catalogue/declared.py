@@ -9,6 +9,8 @@ CHANGES = in_file("state_store/pipeline_changes/declaration_changes.py")
 SETTINGS_PY = in_file("state_store/base/settings.py")
 EXITS = in_file("state_store/base/process_exits.py")
 TASKS = in_file("jobs/spark/task_connections.py")
+LINEAGE = in_file("dags/lineage.py")
+KAFKA_SOURCE = in_file("jobs/sources/kafka/source.py")
 GLOBS = in_file("jobs/sources/files/file_globs.py")
 LISTING = in_file("jobs/sources/files/listing.py")
 PARTITIONS = in_file("jobs/sources/files/partition_columns.py")
@@ -68,6 +70,13 @@ MUTANTS = (
     ),
     TASKS("an-error-quotes-a-part-of-a-password", "decision:0035", "_parameters")(
         "        )[- from None-]\n", f"{EXECUTORS}::test_parameters_that_cannot_be_used_are_refused"
+    ),
+    LINEAGE("a-batch-goes-into-no-state", "name:Pipeline", "lineage_of")(
+        "for state in pipeline.spec.readable{+[:0]+}",
+        "tests/dags/test_lineage.py::test_a_batch_has_its_files_its_states_and_a_facet",
+    ),
+    KAFKA_SOURCE("a-topic-is-named-by-its-last-broker", "name:Kafka", "Kafka.datasets")(
+        'split(",")[[-0-]{+-1+}]', "tests/dags/test_lineage.py::test_topics_and_tables_are_named_by_their_servers"
     ),
     GLOBS("two-stars-stand-for-a-folder-at-least", "I1", "_with_optional")(
         'frozenset(positions)[- | {position[1:] for position in positions if position[0] == "**"}-]',
