@@ -166,14 +166,14 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
 
     def _is_to_be_read(self, snapshot: "Snapshot") -> bool:
         """Return whether a snapshot adds rows that are to be read."""
-        effect = self._table.effect(snapshot)
-        if effect.operation == "replace":
+        operation, adds, removes = self._table.effect(snapshot)
+        if operation == "replace":
             return False
-        if not effect.removes:
-            return effect.adds > 0
+        if not removes:
+            return adds > 0
         self._pass_change(
-            f"Snapshot {snapshot.snapshot_id} of {self._source.table} ({effect.operation})",
-            f"it removes, or deletes rows of, {effect.removes} file(s) and adds {effect.adds}",
+            f"Snapshot {snapshot.snapshot_id} of {self._source.table} ({operation})",
+            f"it removes, or deletes rows of, {removes} file(s) and adds {adds}",
             "skip_overwrites",
         )
         return False

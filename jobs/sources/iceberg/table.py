@@ -45,15 +45,6 @@ class DataFile:
     columns: frozenset[str]
 
 
-@dataclass(frozen=True)
-class Effect:
-    """What a snapshot does to the table's rows, by the number of its files."""
-
-    operation: str
-    adds: int
-    removes: int  # data files that are removed, and files that delete single rows
-
-
 class IcebergTable:
     """A table as its catalog has it at one moment."""
 
@@ -134,14 +125,14 @@ class IcebergTable:
                     "columns are not read."
                 )
 
-    def effect(self, snapshot: "Snapshot") -> Effect:
-        """Return what a snapshot does.
+    def effect(self, snapshot: "Snapshot") -> tuple[str, int, int]:
+        """Return a snapshot's operation, how many data files it adds, and how many it removes or deletes single rows of.
 
         Raises: RangeExpired, SourceUnreadable.
         """
         removes = sum(self._count(each, *(DELETED if _has_data(each) else ADDED)) for each in self._own_manifests(snapshot))
         operation = snapshot.summary.operation.value if snapshot.summary else "an unknown operation"
-        return Effect(operation, self.count(snapshot, whole=False), removes)
+        return operation, self.count(snapshot, whole=False), removes
 
     def count(self, snapshot: "Snapshot", *, whole: bool) -> int:
         """Return the number of data files that a snapshot has, as a whole, or adds.

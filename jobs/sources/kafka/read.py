@@ -86,7 +86,7 @@ class KafkaReader(Emitter):
         ranges = _ranges(metadata)
         if not ranges:
             return self._spark.createDataFrame([], self.row_schema())
-        self._check_kept(attempt, metadata, self._topic(metadata))
+        self._check_kept(attempt, metadata, Topic(metadata["topic"], self._settings))
         rows = self._spark.read.format("kafka").options(**self._options(metadata["topic"], ranges)).load()
         self._rows = rows
         # It gets a name of its own: batches share a session, and a batch may read several topics, each with its counts.
@@ -113,7 +113,7 @@ class KafkaReader(Emitter):
         ranges = _ranges(metadata)
         if not ranges:
             return
-        topic = self._topic(metadata)
+        topic = Topic(metadata["topic"], self._settings)
         self._check_kept(attempt, metadata, topic)
         self._source.check_not_compacted(topic)
         self._check_not_cut(attempt, metadata, topic)
@@ -214,10 +214,6 @@ class KafkaReader(Emitter):
         if name == "UnknownTopicOrPartitionException":
             return SourceUnavailable(f"Kafka does not know topic {self._source.topic} at this moment: {reason}.")
         return SourceUnavailable(f"Kafka did not answer Spark: {name}: {reason}.")
-
-    def _topic(self, metadata: SourceMetadata) -> Topic:
-        """Return the batch's topic, of which the brokers are asked again, after the plan asked them."""
-        return Topic(metadata["topic"], self._settings)
 
     def _check_kept(self, attempt: "Attempt", metadata: SourceMetadata, topic: Topic) -> None:
         """Refuse expired records, and a topic that was replaced."""

@@ -106,22 +106,6 @@ def attached(partitions: PartitionTables, snapshot: str) -> list[list[int]]:
     return [[oid, x] for oid, _, x in partitions if x >= oldest]
 
 
-def new_partitions(cursor: Any, table: int, previous: SourceMetadata) -> list[tuple[int, str, bool]]:
-    """Return the oid and name of each partition that the plan of the previous range lacked, and whether it may be read."""
-    low = int(previous["snapshot"].partition(":")[0])
-    cut_with = {tuple(pair) for pair in previous["attached"]}
-    partitions = partitions_of(cursor, table)
-    old = {table}
-    for oid, parent, x in partitions:
-        if parent in old and (x < low or (oid, x) in cut_with):
-            old.add(oid)
-    new = []
-    for oid in sorted({oid for oid, _, _ in partitions} - old):
-        cursor.execute(_NAME, {"oid": oid})
-        new.append((oid, *cursor.fetchone()))
-    return new
-
-
 def check_attached(cursor: Any, query: TableQuery, table: int, previous: SourceMetadata, advice: str) -> None:
     """Refuse rows of partitions that were attached since the previous range was planned, up to the position.
 
@@ -129,7 +113,15 @@ def check_attached(cursor: Any, query: TableQuery, table: int, previous: SourceM
     """
     if "snapshot" not in previous or not previous["to"] or not is_comparable(cursor, previous["snapshot"]):
         return
-    for oid, name, is_readable in new_partitions(cursor, table, previous):
+    low = int(previous["snapshot"].partition(":")[0])
+    cut_with = {tuple(pair) for pair in previous["attached"]}
+    partitions, known = partitions_of(cursor, table), {table}
+    for oid, parent, x in partitions:
+        if parent in known and (x < low or (oid, x) in cut_with):
+            known.add(oid)
+    for oid in sorted({oid for oid, _, _ in partitions} - known):
+        cursor.execute(_NAME, {"oid": oid})
+        name, is_readable = cursor.fetchone()
         # For a partition that is readable only through its parent all rows are searched, which takes longer.
         relation = sql.SQL(name) if is_readable else query.relation  # quoted by regclass
         cursor.execute(

@@ -51,7 +51,7 @@ MUTANTS = (
         "if file.deletions is not [-None-]{+file.deletions+}:", f"{OF_DELTA}::test_a_table_that_would_be_misread_is_refused"
     ),
     ICEBERG("rows-that-iceberg-rewrites-count-again", "I11", "IcebergCoordinator._is_to_be_read")(
-        "if [-not effect.removes-]{+effect.adds+}:", f"{OF_ICEBERG}::test_a_snapshot_that_takes_rows_away_stops_planning"
+        "if [-not removes-]{+adds+}:", f"{OF_ICEBERG}::test_a_snapshot_that_takes_rows_away_stops_planning"
     ),
     ICEBERG("a-compaction-of-iceberg-counts-again", "I11", "IcebergCoordinator._is_to_be_read")(
         '"replace":\n            return [-False-]{+True+}', f"{OF_ICEBERG}::test_files_that_are_written_again_add_nothing"
