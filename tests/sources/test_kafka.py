@@ -3,7 +3,6 @@
 import io
 import json
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -41,10 +40,6 @@ __all__ = ["place", "server", "topic"]  # fixtures
 
 BOTH_KINDS = pytest.mark.parametrize("kind", ["transactional", "opaque"])
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
-
-
-def counted(topic: OrdersTopic) -> Counter[str]:
-    return Counter(value for _, _, value in topic.produced)
 
 
 # ------------------------------------------------------------------------------------------------- exactly once

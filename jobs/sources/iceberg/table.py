@@ -208,8 +208,6 @@ class IcebergTable:
         path = _readable_scheme(file.file_path)
         if file.file_format.name != "PARQUET":
             raise SourceUnreadable(f"{path} of {self.name} is {file.file_format.name}: only Parquet files are read.")
-        if file.key_metadata is not None:
-            raise SourceUnreadable(f"{path} of {self.name} is encrypted, which is not read.")
         for root in self._roots:
             if path.startswith(f"{root}/") and not {"", ".", ".."} & set((name := path[len(root) + 1 :]).split("/")):
                 return DataFile(root, name, file.file_size_in_bytes, self._columns_in(file))
@@ -227,8 +225,6 @@ class IcebergTable:
     def _place(self, location: str) -> str:
         """Return where data files lie, as a folder of `Files`."""
         place = _readable_scheme(location).rstrip("/")
-        if not is_url(place) and not place.startswith("/"):
-            raise SourceUnreadable(f"{self.name} lies in {location}, which is no absolute path.")
         try:
             if is_url(place):
                 check_url(place)

@@ -65,7 +65,7 @@ KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.\S*?\.(\w+Exception)[):]+ ?([^\n]
 DATA_LOSS = re.compile(r"Reason: (.*?\bwith consumer group|[^\n]*)", re.DOTALL)
 FAR_TIME = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value (-?\d+) that overflows")
 SHOWN_RECORDS = 5
-REFUSALS = ("Authentication", "Authorization", "Sasl", "Ssl")
+REFUSALS = ("Authentication", "Authorization", "Config", "Sasl", "Ssl")
 
 
 class KafkaReader(Emitter):
@@ -202,18 +202,12 @@ class KafkaReader(Emitter):
                 f"Spark cannot use the certificate or key of {self._settings.kafka_properties_file}: {cause}. With a "
                 "password, Java 17 reads a key only as openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES writes it."
             )
-        match = KAFKA_ERROR.search(text)
-        return self._explain_client(match[1], match[2].strip().rstrip(".")) if match else None
-
-    def _explain_client(self, name: str, reason: str) -> TidegateError:
-        """Explain an exception of Spark's Kafka client."""
+        if (match := KAFKA_ERROR.search(text)) is None:
+            return None
+        name, why = match[1], match[2].strip().rstrip(".")
         if any(refusal in name for refusal in REFUSALS):
-            return SourceUnreadable(f"Kafka refuses Spark: {reason}. See: tidegate settings")
-        if name == "ConfigException":
-            return SourceUnreadable(f"Spark cannot use the Kafka properties: {reason}. See: tidegate settings")
-        if name == "UnknownTopicOrPartitionException":
-            return SourceUnavailable(f"Kafka does not know topic {self._source.topic} at this moment: {reason}.")
-        return SourceUnavailable(f"Kafka did not answer Spark: {name}: {reason}.")
+            return SourceUnreadable(f"Kafka refuses Spark: {name}: {why}. See: tidegate settings")
+        return SourceUnavailable(f"Kafka did not answer Spark: {name}: {why}.")
 
     def _check_kept(self, attempt: "Attempt", metadata: SourceMetadata, topic: Topic) -> None:
         """Refuse expired records, and a topic that was replaced."""

@@ -74,7 +74,7 @@ class Topic:
         try:
             self._client = AdminClient(self._configuration)
         except (KafkaException, ValueError) as error:
-            raise SettingsInvalid(f"The Kafka properties cannot be used: {_text(error)}.") from error
+            raise SettingsInvalid(f"The Kafka properties cannot be used: {error}.") from error
 
     @property
     def id(self) -> str:
@@ -274,8 +274,3 @@ def _digest(record: Message) -> str:
     """Return what identifies a record among all that may ever have its offset: content and time."""
     key, value = record.key(), record.value()
     return sha256(repr((record.timestamp(), key, value)).encode()).hexdigest()[:DIGEST_CHARACTERS]
-
-
-def _text(error: Exception) -> str:
-    cause = error.args[0] if error.args else error
-    return str(cause.str() if isinstance(cause, KafkaError) else cause).rstrip(".")
