@@ -60,29 +60,31 @@ class KafkaCoordinator(PartitionedCoordinator):
         Raises: SourceChanged if it is another topic than before, or has lost records; RangeExpired if a redo would lose some;
         PartitionUnavailable, SourceUnavailable.
         """
-        if current_metadata is not None and (kept := self._saved_plan(previous_metadata, current_metadata)) is not None:
-            return kept
-        before, must_exist = self._predecessor(previous_metadata, current_metadata)
+        if current_metadata is not None:
+            if self._source.kind == "transactional":
+                return current_metadata
+            if (rest := self._rest_of_earlier(previous_metadata, current_metadata)) is not None:
+                return rest
+        before = self._predecessor(previous_metadata, current_metadata)
         self._offsets.share(last_slices(before))
         planned = super().initialize_transaction(txid, before, current_metadata)
-        if planned is None and not must_exist:
-            return None
-        planned = planned or before
+        if planned is None:
+            if previous_metadata is not None or self._source.start != "latest":
+                return None
+            planned = before
         place = {"topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
         planned = {**self._offsets.identified(planned), **self._note_of_loss(txid, current_metadata), **place}
         self._check_redo(txid, current_metadata, planned)
         return planned
 
-    def _predecessor(self, previous: SourceMetadata | None, current: SourceMetadata | None) -> tuple[SourceMetadata, bool]:
-        """Return what a batch follows, as metadata with the partitions' positions, and whether it is planned even if empty."""
+    def _predecessor(self, previous: SourceMetadata | None, current: SourceMetadata | None) -> SourceMetadata:
+        """Return what a batch follows, as metadata with the partitions' positions."""
         saved = previous or current
         if saved is not None and self._begins_again(saved):
             self._check_same_topic(current)
-            return {"partitions": {}, "idle": {}}, current is not None
+            return {"partitions": {}, "idle": {}}
         self._check_same_topic(saved)
-        if previous is not None:
-            return previous, False
-        return {"partitions": {}, "idle": self._starts(current)}, current is not None or self._source.start == "latest"
+        return previous or {"partitions": {}, "idle": self._starts(current)}
 
     def _check_redo(self, txid: int, counted: SourceMetadata | None, planned: SourceMetadata) -> None:
         """Refuse to plan a committed batch again without records that have counted in it, and that no later batch can read."""
@@ -99,19 +101,13 @@ class KafkaCoordinator(PartitionedCoordinator):
                 "batch would take them away. Correct it by a later batch."
             )
 
-    def _saved_plan(self, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
-        """Return what a planned batch keeps of its plan; None if it is planned again."""
-        if self._source.kind == "transactional":
-            return current
-        if "topic_id" not in current:
-            raise SourceChanged(OF_ANOTHER_SOURCE)
-        return self._rest_of_earlier(previous, current)
-
     def _rest_of_earlier(self, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
         """Return what a batch still has to read of an earlier generation, in which it was planned: up to its planned ends.
 
         None if it was not, if that topic is gone or is read again, or if the batch before has gone on to a later generation.
         """
+        if "topic_id" not in current:
+            raise SourceChanged(OF_ANOTHER_SOURCE)
         generation = current.get("generation", 1)
         before = previous.get("generation", 1) if previous and "topic_id" in previous else 0
         if not before <= generation < self._source.generation or self._topic.is_topic_of(current):
