@@ -107,26 +107,17 @@ class Tally:
     began: float = field(default_factory=time.monotonic)
     cells: Counter[tuple[str, str]] = field(default_factory=Counter)
     reached: dict[tuple[str, str], float] = field(default_factory=dict)
-    by_victim: Counter[tuple[str, str]] = field(default_factory=Counter)
-    unanswered: Counter[str] = field(default_factory=Counter)  # kills between a COMMIT and its answer, by phase
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
     @property
-    def kills(self) -> int:
-        return sum(count for (how, _), count in self.by_victim.items() if how == "kill")
-
-    @property
     def missing(self) -> list[tuple[str, str]]:
         return [(row, phase) for row, phases in CELLS.items() for phase in phases if not self.cells[row, phase]]
 
-    def note(self, fault: Fault, phases: set[str], trap: Trap) -> None:
+    def note(self, fault: Fault, phases: set[str]) -> None:
         """Count a fault in the listed cells that it has met."""
-        self.by_victim[fault.how, fault.victim] += 1
-        if fault.how == "kill" and trap.moment == "answer" and trap.phase != "after":  # where a COMMIT decides nothing
-            self.unanswered[trap.phase] += 1
         for cell in [(fault.row, phase) for phase in phases.intersection(CELLS[fault.row])]:
             self.cells[cell] += 1
             self.reached.setdefault(cell, self.seconds)
@@ -167,7 +158,7 @@ def strike(stack: StackUnderTest, chance: random.Random, tally: Tally) -> str | 
             is_lost = fault.row == POSTGRES or (may_be_lost and chance.random() < SHARE_OF_LOST)
     finally:
         trap.release(cut=is_lost)
-    tally.note(fault, set() if fault.victim == "supervisor" else phases, trap)
+    tally.note(fault, set() if fault.victim == "supervisor" else phases)
     where = "between COMMIT and its answer" if trap.moment == "answer" else f"at a {trap.moment}"
     return f"{fault.how} {fault.victim}{''.join(f' {each.pid}' for each in victims[-1:])} in {trap.phase}, {where}"
 

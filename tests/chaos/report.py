@@ -40,16 +40,10 @@ class Report:
         for row, phases in CELLS.items():
             yield _row(row, *(self._cell(row, phase) if phase in phases else "" for phase in PHASES))
         yield f"Not reached: {', '.join(f'{row} in {phase}' for row, phase in tally.missing) or 'none'}"
-        yield "\nBy victim"
-        yield from (f"  {how:4} {victim:22} {count:5}" for (how, victim), count in sorted(tally.by_victim.items()))
-        by_phase = ", ".join(f"{tally.unanswered[phase]} in {phase}" for phase in PHASES if tally.unanswered[phase])
-        yield f"\nkills                       {tally.kills}, {tally.kills / self.minutes:.1f} a minute"
-        yield f"between COMMIT and answer   {tally.unanswered.total()} of them{f': {by_phase}' if by_phase else ''}"
-        yield f"batches committed           {sum(self.batches.values())}: {dict(self.batches)}"
-        yield f"time                        {self.minutes:.1f} minutes of faults"
-        yield from (f"violated                    {violation}" for violation in self.violations)
-        yield from (f"differs                     {state}: {how}" for state, how in self.differences.items())
-        yield f"state equal                 {'yes' if self.equal else 'no'}"
+        yield f"Batches committed in {self.minutes:.1f} minutes of faults: {dict(self.batches)}"
+        yield from (f"violated: {violation}" for violation in self.violations)
+        yield from (f"differs: {state}: {how}" for state, how in self.differences.items())
+        yield f"states equal: {'yes' if self.equal else 'no'}"
 
     def _cell(self, row: str, phase: str) -> str:
         count = self.tally.cells[row, phase]

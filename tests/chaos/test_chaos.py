@@ -16,5 +16,5 @@ def test_a_minute_of_chaos_leaves_the_states_of_a_clean_run(tmp_path: Path) -> N
     report = run(tmp_path, minutes=1, seed=20261128)
 
     assert report.equal, str(report)
-    assert report.tally.by_victim, str(report)
+    assert report.tally.cells, str(report)
     assert sum(report.batches.values()) > 0, str(report)
