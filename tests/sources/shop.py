@@ -97,15 +97,14 @@ class Shop:
             assert time.monotonic() < deadline, statement
             time.sleep(0.02)
 
-    def wait_until_polling(self, times: int = 1) -> None:
+    def wait_until_polling(self) -> None:
         """Wait until the plan has looked for writers several times."""
         planner = (
             "SELECT query_start FROM pg_stat_activity WHERE application_name = 'tidegate plan' AND datname = current_database()"
         )
         self.wait_until(f"{planner} AND query LIKE '%%virtualtransaction%%'", [])
-        for _ in range(times):
-            [(since,)] = self.execute(planner)
-            self.wait_until(f"{planner} AND query_start > %s::timestamptz + interval '150 ms'", [since])  # three looks
+        [(since,)] = self.execute(planner)
+        self.wait_until(f"{planner} AND query_start > %s::timestamptz + interval '150 ms'", [since])  # three looks
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], object]) -> None:
