@@ -57,7 +57,7 @@ MUTANTS = (
         '"replace":\n            return [-False-]{+True+}', f"{OF_ICEBERG}::test_files_that_are_written_again_add_nothing"
     ),
     ICEBERG("a-rollback-of-iceberg-is-taken-for-an-expiry", "I11", "IcebergCoordinator._after")(
-        "is_cut_after = [-read is not None and-]{+read is None or+} oldest is not None",
+        "is_cut_after = [-read is not None and oldest is not None and history[0].timestamp_ms > read.timestamp_ms-]{+True+}",
         f"{OF_ICEBERG}::test_a_table_that_was_rolled_back_stops_planning",
     ),
     ICEBERG("a-column-that-a-partition-has-is-null", "I11", "IcebergCoordinator._entry")(
