@@ -255,24 +255,3 @@ def test_what_is_frequent_loads_nothing_slow(tmp_path: Path, program: str, absen
     seen = set(json.loads(run(f"{begin}{program}print(json.dumps(sorted(sys.modules)))", tmp_path)))
     assert "tidegate.jobs" in seen
     assert seen.isdisjoint(absent)
-
-
-def reads_of_the_environment(path: str) -> Iterator[str]:
-    """Yield the places outside of functions that name the environment."""
-    tree = ast.parse((REPOSITORY / path).read_text(), path)
-
-    def outside(node: ast.AST) -> Iterator[ast.AST]:
-        for child in ast.iter_child_nodes(node):
-            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                yield child
-                yield from outside(child)
-
-    for node in outside(tree):
-        if not isinstance(node, ast.Attribute):
-            continue
-        if node.attr in ("environ", "getenv") or ast.unparse(node) in ("Settings.load", "Settings.sources"):
-            yield f"{path}:{node.lineno}"
-
-
-def test_no_module_reads_the_environment_when_it_is_imported() -> None:
-    assert [place for path in FILES for place in reads_of_the_environment(path)] == []

@@ -32,6 +32,7 @@ def test_every_requirement_has_its_version_and_hashes(name: str) -> None:
     assert [line for line in requirements if not re.match(r"[\w.\[\],-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line)] == []
 
 
+@pytest.mark.promise("security:package-index-or-maven-repository-that-sends")
 @pytest.mark.parametrize("place", ["Makefile", "compose/Dockerfile"])
 def test_nothing_is_installed_but_by_hash(place: str) -> None:
     text = (PROJECT / place).read_text().replace("\\\n", " ")
