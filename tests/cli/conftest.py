@@ -12,7 +12,7 @@ import pytest
 
 from tests import in_process
 from tests.cli import shop
-from tests.conftest import COMMAND, create_states
+from tests.conftest import create_states
 from tests.examples import copy_examples
 from tests.store import project
 from tidegate.jobs.pipelines import flights, word_count
@@ -37,16 +37,6 @@ class CommandLine:
         done = self(*arguments, **environment)
         assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
         return done.stderr
-
-    def apart(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(**self.command(arguments, environment), timeout=400, check=False)
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(**self.command(arguments, {}))
-
-    def command(self, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return {"args": [COMMAND, *arguments], "env": self._environ(environment), "cwd": self.settings.home, **pipes}
 
     def _environ(self, environment: Mapping[str, str]) -> dict[str, str]:
         usual = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
