@@ -192,10 +192,7 @@ def all_queries() -> Queries:
 
 
 def _queries_of(pipeline: str) -> tuple[str, list[Query]]:
-    """Return the place of a pipeline's module, and its queries.
-
-    Raises: SettingsInvalid if QUERIES is no list of queries; whatever the module raises.
-    """
+    """Return the place of a pipeline's module, and its queries."""
     point = None if pipeline in _own_names() else _entry_point(pipeline)
     place = f"tidegate.jobs.pipelines.{pipeline}" if point is None else point.module
     with _only_declaring(place):

@@ -54,10 +54,7 @@ class Window(ABC):
         return f"{type(self).__name__}({self.column!r})"
 
     def _length(self, what: str, given: str | timedelta, *, least: int = 1) -> int:
-        """Return a duration in microseconds; `what` is the name of its argument.
-
-        Raises: ValueError, TypeError.
-        """
+        """Return a duration in microseconds; `what` is the name of its argument."""
         if isinstance(given, str):
             match = _DURATION.fullmatch(given)
             if match is None:
@@ -77,10 +74,7 @@ class Window(ABC):
         return length
 
     def _final(self) -> tuple[int | None, bool, int | None]:
-        """Return when windows are final, whether they are then recorded, and when they are removed.
-
-        Raises: ValueError, TypeError.
-        """
+        """Return when windows are final, whether they are then recorded, and when they are removed."""
         if self.final_after is None:
             if self.emit_final:
                 raise ValueError(f"{self._name}: emit_final needs final_after, which says when.")

@@ -211,10 +211,7 @@ class _Computation:
         return _Computed(emitted, returned, staged, datetime.now(UTC))
 
     def _reconcile(self, emitted: RowSums, returned: RowSums, staged: Sequence[StagedRows]) -> None:
-        """Compare the sums of rows at the source, after the transform, and in each state's staging.
-
-        Raises: RowsLost.
-        """
+        """Compare the sums of rows at the source, after the transform, and in each state's staging."""
         pipeline, attempt = self._pipeline, self._attempt
         if pipeline.transform is None:
             good = emitted.rows - emitted.flagged
@@ -267,10 +264,7 @@ class _Computation:
         return _TrackedPart(part, tracker.attach(part.rows, schema, columns, flag), schema, tracker)
 
     def _input_sums(self, tracked: "Mapping[str, _TrackedPart]") -> RowSums:
-        """Return the sums of all inputs, after checking that each input and reference was read completely.
-
-        Raises: RowsLost, DeclarationInvalid; errors of `Emitter.verify_batch`.
-        """
+        """Return the sums of all inputs, after checking that each input and reference was read completely."""
         sums: list[RowSums] = []
         for name, each in tracked.items():
             if each.tracker is None:
@@ -317,10 +311,7 @@ class _Computation:
         return bad
 
     def _check_expected(self, name: str, rows: int, part: BatchPart) -> None:
-        """Refuse an attempt that read more or fewer rows than the source itself counts.
-
-        Raises: RowsLost; the errors of `Emitter.verify_batch` if the source has changed since it was planned.
-        """
+        """Refuse an attempt that read more or fewer rows than the source itself counts."""
         attempt, expected = self._attempt, part.expected()
         if expected not in (None, rows):
             self._emitter.verify_batch(attempt, attempt.source_metadata)
@@ -343,10 +334,7 @@ class _TrackedPart:
 
 
 def _merge_inputs(tracked: Mapping[str, _TrackedPart], route: Route) -> tuple[DataFrame, T.StructType]:
-    """Return the rows of all inputs as one DataFrame, and its columns.
-
-    Raises: DeclarationInvalid if they have different columns.
-    """
+    """Return the rows of all inputs as one DataFrame, and its columns."""
     inputs = {name: each for name, each in tracked.items() if each.part.role == "input"}
     schemas = {name: each.schema for name, each in inputs.items()}
     rows = merged({name: each.rows for name, each in inputs.items()}, schemas)

@@ -107,10 +107,7 @@ def _fingerprint(secret: bytes) -> str:
 
 
 def _parameters(settings: Settings) -> dict[str, str]:
-    """Return libpq's parameters that are different for executors.
-
-    Raises: SettingsInvalid.
-    """
+    """Return libpq's parameters that are different for executors."""
     try:
         parameters: dict[str, str] = parse_dsn(settings.executor_conninfo) if settings.executor_conninfo else {}
     except ProgrammingError:  # whose message quotes a part, which may be one of a password

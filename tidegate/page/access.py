@@ -132,10 +132,7 @@ Changeable = Annotated[str, Depends(changeable)]
 
 
 def _a_name(pipeline: str) -> str:
-    """Return what can be a pipeline's name; anything else, such as a NUL, gets no further.
-
-    Raises: UnknownPipeline.
-    """
+    """Return what can be a pipeline's name; anything else, such as a NUL, gets no further."""
     if not NAME.fullmatch(pipeline):
         raise UnknownPipeline(f"No pipeline can have the name {pipeline!r}.")
     return pipeline

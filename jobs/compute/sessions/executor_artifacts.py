@@ -127,10 +127,7 @@ def _pipelines() -> dict[str, Path]:
 
 
 def _sendable_files(module: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a module, or of the outermost package that it is in.
-
-    Raises: SettingsInvalid, also if one of them is compiled.
-    """
+    """Yield the files of a module, or of the outermost package that it is in."""
     for path, file in _files_of_module(module):
         if file.suffix in COMPILED:
             raise SettingsInvalid(
@@ -154,10 +151,7 @@ def _files_of_module(module: str) -> Iterator[tuple[str, Path]]:
 
 
 def _outermost_package(module: str) -> tuple[str, ModuleSpec]:
-    """Return a module's outermost package that is no namespace package: other distributions may share a namespace.
-
-    Raises: SettingsInvalid.
-    """
+    """Return a module's outermost package that is no namespace package: other distributions may share a namespace."""
     parts = module.split(".")
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])

@@ -205,8 +205,6 @@ def _send(artifacts: Artifacts, session: SparkSession, tasks: int) -> None:
     """Send what tasks need to a session, unless it has that already, and check its executors.
 
     Several processes may do so at once: the server accepts the same content from each.
-
-    Raises: ExecutorsUnprepared.
     """
     if session.conf.get(ARRIVED, None) == artifacts.name:
         return

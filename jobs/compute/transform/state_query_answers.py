@@ -78,10 +78,7 @@ class StateAnswers:
 
 
 def _keys(schema: T.StructType, state: "QueriedState", on: Mapping[str, str]) -> list[Any]:
-    """Return the columns of the rows that are the state's key, in its order and types.
-
-    Raises: DeclarationInvalid.
-    """
+    """Return the columns of the rows that are the state's key, in its order and types."""
     begin, names = f"A query of state {state.read.of}", [key.name for key in state.spec.keys]
     if sorted(on) != sorted(names):
         raise DeclarationInvalid(
@@ -105,10 +102,7 @@ def _keys(schema: T.StructType, state: "QueriedState", on: Mapping[str, str]) ->
 
 
 def _aliases(schema: T.StructType, state: "QueriedState", columns: Mapping[str, str] | None, how: How) -> dict[str, str]:
-    """Return the requested columns of the state, each with its name in the rows.
-
-    Raises: DeclarationInvalid.
-    """
+    """Return the requested columns of the state, each with its name in the rows."""
     begin = f"A query of state {state.read.of}"
     if how == "anti":
         if columns:
