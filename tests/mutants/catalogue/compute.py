@@ -46,8 +46,8 @@ MUTANTS = (
     ANSWERS("what-the-state-has-is-taken-for-new", "I21", "StateAnswers.look_up")(
         'is_there if how == "inner" else [-~-]is_there', f"{QUERIES}::test_what_has_counted_is_left_out"
     ),
-    ANSWERS("a-time-of-a-state-is-read-in-another-zone", "I21", "StateAnswers.look_up")(
-        'timezone="[-UTC-]{+Asia/Tokyo+}"', f"{QUERIES}::test_keys_and_values_of_every_type_come_back_as_they_are"
+    ANSWERS("the-last-day-of-all-is-no-key", "I21", "_can_be_stored")(
+        "pc.less[-_equal-](ticks, last)", f"{QUERIES}::test_keys_and_values_of_every_type_come_back_as_they_are"
     ),
     PIPELINE_SPEC("updates-see-the-states-of-later-batches", "I3", "StateSpec.why_alone")(
         "if self.updates{+ and not self+}:",
