@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.state_store import StateStore
 
 PATIENCE_SECONDS = 60
+REPOSITORY = Path(__file__).resolve().parents[2]
 CLICKS = Pipeline(
     name="clicks",
     source=Files("clicks", glob="*.csv", format="csv", schema={"page": "string"}),
