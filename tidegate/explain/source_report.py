@@ -143,19 +143,16 @@ class _Asked:
             self.ended.put(error)
 
     def _ask(self, lag: "Lag", store: "StateStore") -> None:
-        from tidegate.jobs.sources.files.listing import listed_once  # noqa: PLC0415
-
         name = lag.pipeline
-        with listed_once():
-            try:
-                message = sentence(name, self._settings, is_new=not lag.opened)
-            except Exception as error:  # noqa: BLE001 - an author's module may raise anything; the others are still asked
-                self.sentences[name] = f"{name}: its source cannot be looked at: {class_and_text(error)}"
-                return
-            if message:
-                self.sentences[name] = message
-            if found := _unread(lag, store, self._settings):
-                self.unread[name] = found
+        try:
+            message = sentence(name, self._settings, is_new=not lag.opened)
+        except Exception as error:  # noqa: BLE001 - an author's module may raise anything; the others are still asked
+            self.sentences[name] = f"{name}: its source cannot be looked at: {class_and_text(error)}"
+            return
+        if message:
+            self.sentences[name] = message
+        if found := _unread(lag, store, self._settings):
+            self.unread[name] = found
 
 
 def _unread(lag: "Lag", store: "StateStore", settings: Settings) -> str | None:

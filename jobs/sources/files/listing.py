@@ -9,8 +9,7 @@ import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -66,9 +65,6 @@ class Listing:
         return [folder for folder in folders if self.last is None or not self.last.startswith(f"{folder}/")]
 
 
-_kept: ContextVar[dict[tuple[Path, str, bool], Listing] | None] = ContextVar("listings", default=None)
-
-
 def list_files(folder: Path, pattern: str, *, follow_links: bool = False) -> Listing:
     """List the files to read, relative to the folder and in order, and the names left alone.
 
@@ -77,25 +73,9 @@ def list_files(folder: Path, pattern: str, *, follow_links: bool = False) -> Lis
     Raises: SourceUnreadable if the folder, or one in it that the glob leads into, does not exist or cannot be listed;
     SettingsInvalid for names that are not ASCII in a process whose locale is not of UTF-8.
     """
-    kept, place = _kept.get(), (folder, pattern, follow_links)
-    if kept is not None and place in kept:
-        return kept[place]
     if not folder.is_dir():
         raise SourceUnreadable(f"The source folder {folder} does not exist. Create it, or correct the pipeline's Files(...).")
-    listing = _Walk(folder, Glob(pattern), Listing(folder, pattern), follow_links=follow_links).run()
-    if kept is not None:
-        kept[place] = listing
-    return listing
-
-
-@contextmanager
-def listed_once() -> Iterator[None]:
-    """Let this thread list each folder once, for several questions that a person has asked at one moment."""
-    token = _kept.set({})
-    try:
-        yield
-    finally:
-        _kept.reset(token)
+    return _Walk(folder, Glob(pattern), Listing(folder, pattern), follow_links=follow_links).run()
 
 
 class _Walk:

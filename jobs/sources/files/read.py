@@ -7,8 +7,7 @@ first record that does not fit fails the batch, with an error that names the pla
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import chain
@@ -103,11 +102,8 @@ class FileReader(Emitter):
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> DataFrame:
         """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""
-        with self._changes_checked():
-            self._check_files(attempt, metadata)
-            if not self._files:
-                return self._spark.createDataFrame([], self.row_schema())
-            return self._read(flagged=False)
+        self._check_files(attempt, metadata)
+        return self._read(flagged=False) if self._files else self._spark.createDataFrame([], self.row_schema())
 
     def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> DataFrame:
         """Return the rows with their file as ORIGIN; records that do not fit the schema are flagged by a REFUSAL.
@@ -116,9 +112,8 @@ class FileReader(Emitter):
         """
         if not files_of(metadata):
             return super().emit_records(attempt, metadata)
-        with self._changes_checked():
-            self._check_files(attempt, metadata)
-            return self._read(flagged=True)
+        self._check_files(attempt, metadata)
+        return self._read(flagged=True)
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
         """Return the number of files, their size on disk, and their number of rows."""
@@ -130,8 +125,7 @@ class FileReader(Emitter):
     def expected_rows(self, metadata: SourceMetadata) -> int | None:
         """Return the number of rows in the checked files, counted without Spark."""
         del metadata
-        with self._changes_checked():
-            return sum(map(self._count_rows, self._files))
+        return sum(map(self._count_rows, self._files))
 
     def undeclared(self) -> Mapping[str, Sequence[str]]:
         """Return the columns of the files, and of their folders' names, that are neither declared nor ignored."""
@@ -265,16 +259,8 @@ class FileReader(Emitter):
         missing = " and does not have the version that was planned" if "version" in entry else ""
         return self._changed(f"{path} {what} since its batch was planned{sizes}{missing}.", advice)
 
-    @contextmanager
-    def _changes_checked(self) -> Iterator[None]:
-        """Replace the error for an object that changed between its check and its opening by that of another check."""
-        try:
-            yield
-        except SourceChanged as error:
-            raise self._changed_object() or error from None
-
     def _changed_object(self) -> TidegateError | None:
-        """Return the error for an object that is not as planned any more, a likely cause of Spark's error."""
+        """Return the error for an object that is not as planned any more, a likely cause of another error."""
         try:
             for file in self._files:
                 if isinstance(file.path, ObjectPath):
