@@ -90,7 +90,6 @@ class FileReader(Emitter):
         self._folder = place_of(home, source.folder)
         self._done = source.done(home)
         self._schema = source.schema
-        self._options = source.options
         self._partitions = PartitionColumns(source.partitions, zone_of(source.options))
         self._columns = {**(source.schema or {"value": "string"}), **source.partitions}  # text has no schema
         self._files: list[BatchFile] = []  # those of the batch; filled by the first read

@@ -9,7 +9,6 @@ these files (`tidegate.jobs.sources.files.plan`).
 """
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -38,15 +37,7 @@ from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 if TYPE_CHECKING:
     from tidegate.state_store.seal.attempts import Attempt
 
-logger = logging.getLogger(__name__)
-
 OnNewColumn = Literal["notice", "block"]
-# Options that would make Spark drop, guess or repair rows instead of failing.
-RESERVED_OPTIONS = (
-    *("mode", "columnnameofcorruptrecord", "inferschema", "header", "enforceschema"),
-    *("pathglobfilter", "modifiedbefore", "modifiedafter", "recursivefilelookup", "path"),
-    *("ignorecorruptfiles", "ignoremissingfiles"),
-)
 
 
 @dataclass(frozen=True)
@@ -202,8 +193,6 @@ class Files(Source):
         least = min(self.max_files, 1 if self.max_bytes is None else self.max_bytes)
         yield least < 1, "needs max_files and max_bytes of at least 1."
         yield len(self.separator) != 1, f"cannot be separated by {self.separator!r}: use one character."
-        reserved = [name for name in self.options if name.lower() in RESERVED_OPTIONS]
-        yield bool(reserved), f"cannot take the option {', '.join(reserved)}: Tidegate sets it to keep its promise."
         yield self.missing not in ("refuse", "null"), f"cannot take missing={self.missing!r}: use 'refuse' or 'null'."
 
     def _wrong_with_names(self) -> Iterator[tuple[bool, str]]:

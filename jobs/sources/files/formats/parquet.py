@@ -65,7 +65,7 @@ class ParquetReader(FileReader):
             filesystem = hadoop_options(self._folder)
         else:
             filesystem = RAW_FILES if any(":" in str(file.path) for file in self._files) else {}
-        reader, groups = self._spark.read.options(**{**self._options, **filesystem}), []
+        reader, groups = self._spark.read.options(**filesystem), []
         for values, files in alike.items():
             columns = columns_of(self.columns_in(files[0]))
             groups.append((dict(values), reader.schema(columns).parquet(*(literal_path(file.path) for file in files))))

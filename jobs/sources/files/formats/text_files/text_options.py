@@ -15,6 +15,7 @@ KNOWN = {
     "csv": (*_OF_VALUES, "sep", "delimiter", "quote", "escape", "comment", "nullvalue"),
     "json": _OF_VALUES,
     "text": (*_OF_LINES, "wholetext"),
+    "parquet": ("timezone",),  # of partitions
 }
 # The letters of patterns with which Spark reads; it knows others that it only writes, and the year of weeks it refuses.
 _READ_BY_SPARK = frozenset("GyMLdDahKkHmsSVzOXxZ")
@@ -51,13 +52,11 @@ def is_true(options: Mapping[str, str], name: str) -> bool:
 
 
 def check_options(format: str, options: Mapping[str, str]) -> None:
-    """Refuse unknown options, and values that make no sense; those of Parquet are left to Spark.
+    """Refuse unknown options, by which Spark might drop, guess or repair rows, and values that make no sense.
 
     Raises: ValueError.
     """
-    known, by_name = KNOWN.get(format), named(options)
-    if known is None:
-        return
+    known, by_name = KNOWN[format], named(options)
     if unknown := [name for name in options if name.lower() not in known]:
         raise ValueError(f"cannot take the option {unknown[0]} for {format}: use one of {', '.join(known)}.")
     try:

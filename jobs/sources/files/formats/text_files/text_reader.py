@@ -78,7 +78,7 @@ class TextFileReader(FileReader):
         """Convert, by Spark, columns with a pattern of the author's, such as dateFormat; refuse misfits."""
         if not self._parser.formatted:
             return rows
-        kinds, options, zone = self._parser.kinds, named(self._options), zone_of(self._options)
+        kinds, options, zone = self._parser.kinds, named(self._source.options), zone_of(self._source.options)
         formatted = {name: kind for name, kind in kinds.items() if name in self._parser.formatted}
         patterns = {name: TimePattern(kind.name, kind.family, options, zone) for name, kind in formatted.items()}
         texts = {name: F.col(quoted(name)) for name in self._schema}
