@@ -17,6 +17,7 @@ from tidegate.jobs import Files, Inputs, Pipeline, Reference
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.stage.row_tracking import row_id
 from tidegate.jobs.sources.binding import replayed_with
+from tidegate.jobs.sources.files.formats.text_files import text_reader
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import (
     DeclarationChanged,
@@ -110,8 +111,9 @@ def test_inputs_of_different_types_are_not_merged(inbox: Inbox) -> None:
 # joins within a batch
 
 
-def test_a_side_of_a_join_is_read_to_its_end(inbox: Inbox) -> None:
+def test_a_side_of_a_join_is_read_to_its_end(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the other side is exhausted, and each is a single task, so that Spark would join them without a shuffle."""
+    monkeypatch.setattr(text_reader, "HERE_BYTES", 0)
 
     def joined(inputs: Any) -> Any:
         return inputs["a"].where("amount > 100").join(inputs["b"].hint("merge"), "name")
