@@ -163,7 +163,6 @@ class Files(Source):
         yield bool(unwanted), f"cannot have {', '.join(unwanted)}: its manifests name what is read."
 
     def _check_places(self) -> None:
-        """Check the places of objects and of manifests."""
         folder = self.manifests
         if (
             folder is not None

@@ -98,7 +98,6 @@ class Reference:
         return self.files.table
 
     def _check_left_out(self, table: Delta | Iceberg | PostgresTable, declared: Sequence[str]) -> None:
-        """Refuse what has no meaning for a table that is read whole."""
         for field in fields(table):
             if field.name not in declared and getattr(table, field.name) != field.default:
                 raise ValueError(f"Reference to {self.name!r} is read whole by each batch: leave {field.name} out.")

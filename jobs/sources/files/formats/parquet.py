@@ -106,7 +106,6 @@ class ParquetReader(FileReader):
         return rows.select(*columns, *hidden) if values or hidden else rows
 
     def _read_exactly(self, declared: T.StructType, footers: list[Footer], *, flagged: bool) -> DataFrame:
-        """Return the rows as our own tasks read them."""
         tasks = self._tasks(zip(self._files, footers, strict=True))
         beside = schema_of(self._partitions.types, flagged=flagged)
         fields = {field.name: field for field in (*beside, *declared)}

@@ -244,7 +244,6 @@ def _converted(kind: SparkType, value: Any, zone: str) -> Any:
 
 
 def _inside(kind: SparkType, value: Any, zone: str) -> Any:
-    """Convert one value inside a nested value."""
     if value is None:
         return None
     if kind.family == "text" and type(value) in (bool, int, Number):
