@@ -142,8 +142,6 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
         snapshot = self._newest
         if snapshot is None or snapshot.version != position.version:
             snapshot = self._log.snapshot(position.version)
-        if snapshot.table.id != position.table:
-            raise self._other_table(f"it has the id {snapshot.table.id}, and was {position.table}")
         after = position.after
         while page := self._page(snapshot, after):
             is_last = len(page) <= NAMES_AT_ONCE

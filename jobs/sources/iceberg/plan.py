@@ -156,11 +156,9 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
             )
         return snapshot
 
-    def _rest_of(self, snapshot: "Snapshot", taken: int, *, whole: bool) -> Iterator[tuple[DataFile | None, Position]]:
-        """Yield the files that a snapshot has, or adds, after the first, each with its position; none, once, if it has none."""
+    def _rest_of(self, snapshot: "Snapshot", taken: int, *, whole: bool) -> Iterator[tuple[DataFile, Position]]:
+        """Yield the files that a snapshot has, or adds, after the first, each with its position."""
         uuid, name, total = self._table.uuid, str(snapshot.snapshot_id), self._table.count(snapshot, whole=whole)
-        if not total:
-            yield None, Position(uuid, name)
         for number, file in enumerate(self._table.files(snapshot, taken, whole=whole), start=taken + 1):
             yield file, Position(uuid, name, whole, None if number == total else number)
 
