@@ -64,7 +64,6 @@ RECORDS_PER_TASK = 250_000
 KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.\S*?\.(\w+Exception)[):]+ ?([^\n]*)")
 DATA_LOSS = re.compile(r"Reason: (.*?\bwith consumer group|[^\n]*)", re.DOTALL)
 FAR_TIME = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value (-?\d+) that overflows")
-SHOWN_RECORDS = 5
 REFUSALS = ("Authentication", "Authorization", "Config", "Sasl", "Ssl")
 
 
@@ -150,25 +149,20 @@ class KafkaReader(Emitter):
                 )
 
     def _not_utf8(self) -> MalformedRecord:
-        """Return the error that names the keys and values that are not UTF-8."""
+        """Return the error that names the first record whose key or value is not UTF-8."""
         assert self._rows is not None
         key, value = (~F.is_valid_utf8(F.col(name).cast("string")) for name in ("key", "value"))
         wrong = self._rows.select("partition", "offset", key.alias("key"), value.alias("value")).where("key OR value")
-        records = wrong.orderBy("partition", "offset").limit(SHOWN_RECORDS + 1).collect()
-        if not records:
+        if (first := wrong.orderBy("partition", "offset").first()) is None:
             return MalformedRecord(
                 f"The transform makes a text that is not UTF-8; all keys and values of topic {self._source.topic} are. Cut "
                 "texts, not bytes."
             )
-        places = [
-            f"partition {row.partition} offset {row.offset} ({' and '.join(name for name in ('key', 'value') if row[name])})"
-            for row in records[:SHOWN_RECORDS]
-        ]
-        more = ", and others" if len(records) > SHOWN_RECORDS else ""
         return MalformedRecord(
-            f"Topic {self._source.topic} has records that are not UTF-8: {', '.join(places)}{more}. In the transform, decode "
-            "them as what they are, as in decode(value, 'ISO-8859-1'), or leave them out by is_valid_utf8(string(value)); or "
-            "set them aside by such a check in the pipeline, with on_poison='quarantine'."
+            f"Topic {self._source.topic} has records that are not UTF-8, such as partition {first.partition} offset "
+            f"{first.offset} ({'key' if first.key else 'value'}). In the transform, decode them as what they are, as in "
+            "decode(value, 'ISO-8859-1'), or leave them out by is_valid_utf8(string(value)); or set them aside by such a check "
+            "in the pipeline, with on_poison='quarantine'."
         )
 
     def explain(self, error: Exception) -> TidegateError | None:
