@@ -8,7 +8,7 @@ from alembic.operations import ops
 from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
-from tidegate.migrations import reflection
+from tidegate.migrations import primary_keys
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.states import state_tables, table_shape
 
@@ -69,7 +69,7 @@ context.configure(
     compare_type=_is_other_type,
     process_revision_directives=_complete_states,
     # No comment is declared, so they are the team's.
-    autogenerate_plugins=["alembic.autogenerate.*", "~alembic.autogenerate.comments", reflection.NAME],
+    autogenerate_plugins=["alembic.autogenerate.*", "~alembic.autogenerate.comments", primary_keys.NAME],
     transactional_ddl=True,
 )
 with context.begin_transaction():
