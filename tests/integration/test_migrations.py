@@ -298,7 +298,7 @@ def test_an_author_gets_a_migration_that_works(empty: Settings, author: Author) 
 
 VISITS = '''"""Visits as they come."""
 
-from tidegate.jobs import Files, Pipeline, Ranges, Rows
+from tidegate.jobs import Count, Files, Pipeline, Rows, State
 
 PIPELINE = Pipeline(
     name="visits",
@@ -306,6 +306,15 @@ PIPELINE = Pipeline(
     states={"visit": Rows({"page": "text", "at": "timestamptz", "number": "bigint"})},
 )
 '''
+
+
+KEY = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'state.visit'::regclass AND contype = 'p'"
+
+
+def test_a_key_that_is_declared_otherwise_becomes_the_tables_key(author: Author) -> None:
+    for key, found in {'"page": "text"': "page", '"page": "text", "number": "bigint"': "page, number"}.items():
+        author.migrates(re.sub(r"Rows\(.*\)", f'State({{{key}}}, {{"visits": Count()}})', VISITS))
+        assert author.by_hand(KEY) == [(f"PRIMARY KEY ({found})",)]
 
 
 def _digest(folder: Path) -> dict[str, str]:

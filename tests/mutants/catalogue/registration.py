@@ -9,6 +9,7 @@ CHANGES_PY = in_file("state_store/pipeline_changes/declaration_changes.py")
 TABLE_IDENTITY = in_file("state_store/states/table_identity.py")
 TEAM_ADDITIONS = in_file("state_store/states/team_additions.py")
 ROLE_SETTINGS = in_file("state_store/connections/role_settings.py")
+PRIMARY_KEYS = in_file("migrations/primary_keys.py")
 PIPELINE = in_file("state_store/declarations/pipeline_spec.py")
 
 RETIREMENT = "tests/integration/test_retirement.py"
@@ -142,5 +143,9 @@ MUTANTS = (
         '"opaque": ("opaque",[-)-]{+ "transactional")+}',
         "tests/conformance/test_matrix.py"
         "::test_only_pairs_that_give_exactly_once_are_accepted_unless_at_least_once_is_declared",
+    ),
+    PRIMARY_KEYS("a-table-keeps-its-former-key", "I14", "_compare_primary_keys")(
+        "if [-set(before.columns.keys()) != set(after.columns.keys())-]{+after is before+}:",
+        "tests/integration/test_migrations.py::test_a_key_that_is_declared_otherwise_becomes_the_tables_key",
     ),
 )
