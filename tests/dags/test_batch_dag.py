@@ -229,11 +229,12 @@ def test_a_plan_that_leaves_batches_over_queues_the_next_run(
 
 @pytest.mark.promise("decision:0055")
 def test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source(
-    one_by_one: Batches, settings: Settings, queued: list[Any]
+    one_by_one: Batches, settings: Settings, queued: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A batch that needs a person would otherwise be tried again by each run of the chain."""
     _arrive(settings, 1, 2, 3)
-    assert _plan(batches_per_run=2) == [1, 2]
+    assert _plan(batches_per_run=2, concurrency=7) == [1, 2]
+    assert "declares concurrency=4, its Dag processes 7 batches at once" in caplog.text
     one_by_one.seal(1)
     one_by_one.commit(1)
     one_by_one.store.halt_batch(CLICKS.name, 2, "a person has to look")
