@@ -214,9 +214,6 @@ def test_any_split_and_order_of_the_rows_gives_the_value_of_one_pass(tables: Tab
     assert kept("newest") == {name: newest(of) for name, of in by_name.items()}
 
 
-# ----------------------------------------------------------------------------------------------------- what is refused
-
-
 def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_commit(tables: Tables) -> None:
     state = State(key={"name": "text"}, aggregates={"values": CollectSet("n", "bigint", most=3)})
     pipeline = tables.declare_over(SCHEMA, state)

@@ -143,8 +143,6 @@ def counted(settings: Settings, register: Callable[..., None], counted_here: Non
     return sales(2, states=CHANGED)
 
 
-# ------------------------------------------------------------------------------------------------------ through Spark
-
 NAMED_AS_REBUILDS = """
     SELECT conname FROM pg_constraint WHERE connamespace = 'state'::regnamespace AND conname ~ '__v'
     UNION SELECT relname FROM pg_class WHERE relnamespace = 'state'::regnamespace AND relname ~ '__v'
@@ -332,9 +330,6 @@ def test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_agai
     assert content(settings, "by_shop") == before
 
 
-# ------------------------------------------------------------------------------ what counts as committed, by the ledger
-
-
 @pytest.mark.promise("I24")
 @pytest.mark.usefixtures("counted_here")
 def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again(
@@ -390,8 +385,6 @@ def test_what_would_count_twice_or_see_other_states_is_not_rebuilt(
         (why,) = rebuilds.find(connection, [counted.spec]).pending.values()
     assert "later follows or reads its states" in why
 
-
-# --------------------------------------------------------------------------------------- what a team has given by hand
 
 # What a team may have given to a table, as Postgres describes it.
 GIVEN = """
@@ -515,9 +508,6 @@ def test_readers_see_the_former_or_the_rebuilt_state_and_never_a_part(settings: 
     first_new = [found for _, found in seen].index(sums)
     assert 10 < first_new < len(seen) - 1
     assert all(found == sums for _, found in seen[first_new:])
-
-
-# ---------------------------------------------------------------------------------------------- versions, names, losses
 
 
 def test_a_declaration_that_changes_during_its_rebuild_needs_another_version(settings: Settings, counted: Pipeline) -> None:

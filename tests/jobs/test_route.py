@@ -67,8 +67,6 @@ def test_a_route_follows_from_the_known_facts(
     assert choose(pipeline, Attempt("inbox", 1, 1, {"files": []}, rows_before=rows_before), facts) == expected
 
 
-# ----------------------------------------------------------------------------- every route, over every kind of column
-
 # Text is data and compares by bytes: no two of these become one key.
 NASTY = [
     *("", " ", "a", "a ", "A", "\u0131", "I", "i", "\u0130", "é", "e\u0301", "\U0001f30a", "NULL", "null", "\\N", "\\."),

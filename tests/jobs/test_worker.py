@@ -46,9 +46,6 @@ def commit(settings: Settings, txid: int) -> Commit:
     return steps.commit(settings, SALES, txid, owner="test")
 
 
-# ------------------------------------------------------------------------------------------------------------- plan
-
-
 @pytest.mark.promise("error:RANGE_REFUSED")
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -69,9 +66,6 @@ def test_a_range_that_cannot_be_is_refused_before_anything_is_opened(
     with StateStore.connect(settings) as store:
         assert store.last_opened("inbox") is None
         assert store.run_txids("inbox", "run") == []
-
-
-# ---------------------------------------------------------------------------------------------------------- process
 
 
 @pytest.mark.promise("error:SPARK_UNAVAILABLE")
@@ -126,9 +120,6 @@ def test_the_task_that_seals_the_next_batch_commits_what_is_ready(settings: Sett
     assert [phase_of(settings, txid) for txid in (1, 2, 3)] == ["committed"] * 3
     assert [commit(settings, txid).already_committed for txid in (1, 2, 3)] == [True] * 3
     assert stored_state(settings, SALES) == clean_state(settings.home)
-
-
-# ----------------------------------------------------------------------------------------------------------- commit
 
 
 @pytest.mark.promise("fault:staging-is-lost-or-damaged:commit")
