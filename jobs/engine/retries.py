@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from itertools import count
 from typing import TypeVar
 
 from tidegate.jobs.compute.sessions.session import check_reachable
@@ -28,19 +27,20 @@ def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Resu
 
     Raises: the step's error if another try cannot help, or none is left; what `with_servers` raises.
     """
-    for failures in count(1):
+    failures = 0
+    while True:
         try:
             return with_servers(settings, step)
         except (StoreUnavailable, SparkUnavailable):
             raise  # after SERVER_PATIENCE_SECONDS
         except Exception as error:
+            failures += 1
             pause = pause_after(error, pipeline, failures)
             goes_on = outcome_of(error, pipeline) is Outcome.GO_ON and not isinstance(error, BatchRetried)
             if pause is None or goes_on:
                 raise
             logger.warning("%s Next try in %d s.", error, pause)
             time.sleep(pause)
-    raise AssertionError("the loop ends by a result or an error")
 
 
 def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
