@@ -71,7 +71,7 @@ _BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", "22009", _TOO_LARGE_STATE
 def dependents(error: BaseException | None) -> str | None:
     """Return as text what depends on what a statement would drop or truncate; None if the driver's error is another one."""
     detail = _detail(error, "message_detail")
-    if detail is None or _detail(error, "source_function") not in _ON_DEPENDENTS:
+    if not detail or _detail(error, "source_function") not in _ON_DEPENDENTS:
         return None
     return "; ".join(detail.removesuffix(".").splitlines())
 
@@ -84,7 +84,7 @@ def translate(error: BaseException | None, doing: str, holder: str = "") -> erro
         return refusal
     if state in _ACCESS_STATES:
         usual = "Check PGUSER, PGDATABASE and the password file (tidegate settings)."
-        advice = _ON_REFUSAL.get(_detail(error, "source_function") or "", usual)
+        advice = _ON_REFUSAL.get(_detail(error, "source_function"), usual)
         return errors.AccessRefused(f"Postgres refused while {doing}: {message}. {advice}")
     if of_table := _of_a_table(error, state, message, doing):
         return of_table
@@ -99,8 +99,8 @@ def translate(error: BaseException | None, doing: str, holder: str = "") -> erro
             f"Postgres did not answer while {doing}: {message}. Start it (tidegate up) or check PGHOST and PGPORT; where a "
             "connection pooler is in front of it, look at the pooler's log."
         )
-    raised = _RAISED.match(_detail(error, "context") or "")
-    where, hint = f" in {raised[1]}" if raised else "", _detail(error, "message_hint") or ""
+    raised = _RAISED.match(_detail(error, "context"))
+    where, hint = f" in {raised[1]}" if raised else "", _detail(error, "message_hint")
     return errors.PermanentError(f"Postgres failed while {doing}: {message} (SQLSTATE {state}{where}). {hint}".rstrip())
 
 
@@ -169,7 +169,7 @@ def _of_a_table(error: BaseException | None, state: str | None, message: str, do
         return errors.SchemaOutOfDate(f"A table is missing while {doing}: {message}. Run: tidegate migrate")
     if of_constraint := _of_a_constraint(error, state, message, doing):
         return of_constraint
-    if state == _CHECK_STATE and _detail(error, "constraint_name") is None:
+    if state == _CHECK_STATE and not _detail(error, "constraint_name"):
         return errors.SchemaOutOfDate(
             f"A partition is missing while {doing}: {message}. Attach it again; tidegate migrate says what is missing."
         )
@@ -178,7 +178,7 @@ def _of_a_table(error: BaseException | None, state: str | None, message: str, do
 
 def _of_a_constraint(error: BaseException | None, state: str | None, message: str, doing: str) -> errors.TidegateError | None:
     """Return the error if a constraint of a state's table refuses a row; None for a row that no partition takes."""
-    name, value = _detail(error, "constraint_name"), (_detail(error, "message_detail") or "")[:_DETAIL_CHARACTERS]
+    name, value = _detail(error, "constraint_name"), _detail(error, "message_detail")[:_DETAIL_CHARACTERS]
     if state not in _CONSTRAINT_STATES or _detail(error, "schema_name") != "state" or not (name or state == "23502"):
         return None
     rule = f"constraint {name}" if name else f"column {_detail(error, 'column_name')}"
@@ -216,10 +216,9 @@ def _state_in(message: str) -> str | None:
     return next((state for words, state in _REFUSALS if all(word in message for word in words)), None)
 
 
-def _detail(error: BaseException | None, what: str) -> str | None:
-    """Return a field of the server's error that is the same in every language."""
-    value: str | None = getattr(getattr(error, "diag", None), what, None)
-    return value
+def _detail(error: BaseException | None, what: str) -> str:
+    """Return a field of the server's error that is the same in every language; "" if it has none."""
+    return getattr(getattr(error, "diag", None), what, None) or ""
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -62,6 +62,7 @@ API_MILLISECONDS = 20_000
 # Several tasks read a longer range; by default Spark reads each partition of the topic in one task.
 RECORDS_PER_TASK = 250_000
 KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.\S*?\.(\w+Exception)[):]+ ?([^\n]*)")
+LOST = re.compile(r"KAFKA_DATA_LOSS|KafkaIllegalStateException")
 DATA_LOSS = re.compile(r"Reason: (.*?\bwith consumer group|[^\n]*)", re.DOTALL)
 FAR_TIME = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value (-?\d+) that overflows")
 REFUSALS = ("Authentication", "Authorization", "Config", "Sasl", "Ssl")
@@ -181,7 +182,7 @@ class KafkaReader(Emitter):
                 "Spark's range: its producer may have meant nanoseconds. Spark reads no range with it, so only the whole "
                 "batch can be given up."
             )
-        if "KAFKA_DATA_LOSS" in text or "KafkaIllegalStateException" in text:
+        if LOST.search(text):
             reason = DATA_LOSS.search(text)
             message = reason[1].removesuffix("with consumer group").strip() if reason else text.splitlines()[0]
             return self._expired(f"Spark did not get all records of topic {self._source.topic}: {' '.join(message.split())}.")

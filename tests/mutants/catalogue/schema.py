@@ -128,7 +128,7 @@ MUTANTS = (
         "tests/integration/test_search.py::test_every_combination_finds_what_a_filter_over_all_finds",
     ),
     ERRORS_PY("a-constraint-is-named-without-its-value", "I15", "_of_a_constraint")(
-        '(_detail(error, "[-message_detail-]{+message_hint+}") or',
+        '_detail(error, "[-message_detail-]{+message_hint+}")[:',
         f"{SHAPE}::test_a_constraint_of_a_team_is_named_with_table_and_value",
     ),
     PREREQUISITES("a-database-that-keeps-few-characters-is-taken", "error:PERMANENT_ERROR", "check")(
