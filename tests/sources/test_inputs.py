@@ -17,7 +17,6 @@ from tidegate.jobs import Files, Inputs, Pipeline, Reference
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.stage.row_tracking import row_id
 from tidegate.jobs.sources.binding import replayed_with
-from tidegate.jobs.sources.files.formats.text_files import text_reader
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import (
     DeclarationChanged,
@@ -106,23 +105,6 @@ def test_inputs_of_different_types_are_not_merged(inbox: Inbox) -> None:
     assert inbox.plan(merged, "run") == [1]
     message = inbox.refused(merged, DeclarationInvalid)
     assert "Inputs a and b are merged, but amount is int in a, and bigint in b." in message
-
-
-# joins within a batch
-
-
-def test_a_side_of_a_join_is_read_to_its_end(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the other side is exhausted, and each is a single task, so that Spark would join them without a shuffle."""
-    monkeypatch.setattr(text_reader, "HERE_BYTES", 0)
-
-    def joined(inputs: Any) -> Any:
-        return inputs["a"].where("amount > 100").join(inputs["b"].hint("merge"), "name")
-
-    pipeline = inbox.declare(Inputs({"a": files("a"), "b": files("b", SEATS)}), transform=joined)
-    inbox.put("a", [(f"N{number}", 1) for number in range(20)])
-    inbox.put("b", [(f"N{number}", 1) for number in range(20)], columns=SEATS)
-    assert inbox.run(pipeline, "run") == [1]
-    assert steps.history(inbox.settings, 1).status.source_rows == 40
 
 
 # references
