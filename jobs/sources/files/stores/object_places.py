@@ -66,11 +66,6 @@ def check_url(folder: str) -> None:
     Raises: ValueError that says what is wrong with it.
     """
     parts = urlsplit(folder)
-    if parts.scheme == "hdfs":
-        raise ValueError(
-            "hdfs:// is not read. Copy the files into a bucket, as with hadoop distcp, and name that; or mount HDFS under one "
-            "path wherever batches are planned and read, and name the folder"
-        )
     if parts.scheme not in buckets.SCHEMES:
         raise ValueError(
             f"{parts.scheme}:// is not read: use one of {', '.join(f'{each}://' for each in buckets.SCHEMES)}, or a folder"
