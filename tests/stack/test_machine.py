@@ -79,6 +79,7 @@ def test_a_folder_that_cannot_be_written_is_named(small_disk: Path) -> None:
 def test_a_ledger_is_never_overwritten_replaced_or_shared(tmp_path: Path) -> None:
     home = tmp_path / "home"
     postgres = EmbeddedPostgres(home / ".tidegate", 1)
+    aside = postgres.data.with_name(f"{postgres.data.name}.aside")  # root's clusters of all tests share a folder
 
     def refuses(because: str, folder: Path = home) -> None:
         with pytest.raises(PermanentError, match=because):
@@ -95,7 +96,7 @@ def test_a_ledger_is_never_overwritten_replaced_or_shared(tmp_path: Path) -> Non
         passwords.rename(postgres.passfile)
 
         # Its files are gone.
-        aside = postgres.data.rename(postgres.data.with_name("aside"))
+        postgres.data.rename(aside)
         refuses(f"were in {postgres.data}, and are gone")
         assert not postgres.data.exists()
         aside.rename(postgres.data)
@@ -121,5 +122,6 @@ def test_a_ledger_is_never_overwritten_replaced_or_shared(tmp_path: Path) -> Non
         moved.initialize()
         assert Cluster.at(moved.data).identifier == known
     finally:
+        shutil.rmtree(aside, ignore_errors=True)
         for folder in tmp_path.glob("*/.tidegate"):
             EmbeddedPostgres(folder, 1).delete()
