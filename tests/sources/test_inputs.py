@@ -17,6 +17,7 @@ from tidegate.jobs import Files, Inputs, Pipeline, Reference
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.stage.row_tracking import row_id
 from tidegate.jobs.sources.binding import replayed_with
+from tidegate.jobs.sources.files.formats.text_files import text_reader
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import (
     DeclarationChanged,
@@ -107,7 +108,20 @@ def test_inputs_of_different_types_are_not_merged(inbox: Inbox) -> None:
     assert "Inputs a and b are merged, but amount is int in a, and bigint in b." in message
 
 
-# references
+# joins and references
+
+
+def test_a_side_of_a_join_is_read_although_the_other_is_empty(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a single task, so that Spark would join them without a shuffle."""
+    monkeypatch.setattr(text_reader, "HERE_BYTES", 0)
+
+    def joined(inputs: Any) -> Any:
+        return inputs["a"].join(inputs["b"].where("seats > 100").hint("shuffle_hash"), "name")
+
+    pipeline = inbox.declare(Inputs({"a": files("a"), "b": files("b", SEATS)}), transform=joined)
+    inbox.put("a", [("N1", 1)])
+    inbox.put("b", [("N1", 1)], columns=SEATS)
+    assert inbox.run(pipeline, "run") == [1]
 
 
 @by_ledger

@@ -115,6 +115,9 @@ MUTANTS = (
         "[F.lit(input_name)] if {+False and +}input_name",
         f"{INPUTS}::test_equal_rows_of_two_inputs_have_different_hashes",
     ),
+    ATTEMPT("a-side-of-a-join-is-not-read", "decision:0011", MODULE)(
+        "UNKNOWN_TASKS = [-100_000-]{+1+}", f"{INPUTS}::test_a_side_of_a_join_is_read_although_the_other_is_empty"
+    ),
     REGISTRATION("an-input-of-another-name-is-read-again", "I12", "_check_inputs")(
         "if renamed := [-[gone for gone in sorted(was.keys() - now.keys()) if was[gone] == now[name]]-]{+[]+}:",
         f"{INPUTS}::test_a_change_that_would_read_an_input_again_is_refused",
