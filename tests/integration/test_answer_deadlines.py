@@ -112,7 +112,7 @@ def test_a_copy_into_staging_waits_for_its_rows_but_not_for_a_process_that_is_st
 
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_read_in_blocks_does_not_wait_for_a_process_that_is_stopped(settings: Settings, *, is_closed: bool) -> None:
-    with closing(connect(settings.conninfo())) as connection:
+    with closing(connect(settings.conninfo())) as connection, ThreadPoolExecutor(1) as pool:
         connection.answer_seconds = 1
         cursor = connection.cursor("in_blocks")
         cursor.itersize = 1
@@ -120,7 +120,7 @@ def test_a_read_in_blocks_does_not_wait_for_a_process_that_is_stopped(settings: 
         rows = iter(cursor)
         assert next(rows) == (1,)
         with stopped(connection.info.backend_pid), pytest.raises(NoAnswer, match="has not answered for 1 s"):
-            cursor.close() if is_closed else next(rows)
+            pool.submit(cursor.close if is_closed else rows.__next__).result(20)
 
 
 @pytest.mark.promise("limit:LONGEST_SOURCE_ANSWER_SECONDS")
