@@ -225,7 +225,6 @@ def test_every_aggregate_joins_pieces_as_it_joins_batches(windows: Begin, name: 
     }
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("keys", [(), ("a", None)], ids=["without a key", "with NULL as a key"])
 def test_all_rows_may_share_one_key_and_a_key_may_be_null(windows: Begin, keys: tuple[str | None, ...]) -> None:
     key = {"key": {"key": "text"}, "null_keys": True} if keys else {"key": {}}
