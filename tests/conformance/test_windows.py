@@ -449,27 +449,3 @@ def test_what_came_too_late_is_neither_replayed_nor_mended(windows: Begin) -> No
         assert measured.quarantined == 0
         assert measured.set_aside_at is not None
         assert committed_at in (None, measured.set_aside_at)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", ["timestamptz", "timestamp"])
-def test_windows_do_not_depend_on_the_time_zone_of_the_database(
-    settings: Settings, windows: Begin, as_owner: Callable[..., Any], kind: Any
-) -> None:
-    window = Sliding("at", "2 days", "12 hours", type=kind, final_after="366000 days", emit_final=True, keep="366000 days")
-    as_owner(sa.text(f"ALTER DATABASE \"{settings.pg_database}\" SET timezone = 'Europe/Berlin'"))
-    f, model = windows(declare(window))
-    spring, autumn = (microseconds(datetime(2026, month, day, tzinfo=UTC)) for month, day in ((3, 28), (10, 24)))
-    batches: list[list[Event]] = [
-        [("a", start + hours * HOUR, 1) for start in (spring, autumn) for hours in range(60)],
-        [("a", microseconds(datetime(1, 1, 4, tzinfo=UTC)), 2)],
-        [("b", microseconds(datetime(9999, 12, 29, 1, 2, 3, 4, tzinfo=UTC)), 3)],
-        [("a", spring, 1), ("a", microseconds(datetime(1, 1, 4, tzinfo=UTC)), 2)],
-    ]
-    for batch in batches:
-        txid = f.count(batch)
-        model.add(batch)
-        assert f.found() == model.rows(), txid
-        assert f.late(txid) == model.late[-1], txid
-    assert f.emitted() == model.recorded()
-    assert any(model.late)

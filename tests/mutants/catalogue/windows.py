@@ -90,8 +90,4 @@ MUTANTS = (
     SESSION("a-sum-near-its-limit-is-refused-for-its-pieces", "I22", "_united")(
         "m[-, of_one_batch=True-])", f"{TESTS}::test_sums_near_the_limit_of_their_type_count"
     ),
-    EVENT("a-window-lasts-longer-where-clocks-are-put-back", "I22", "_interval")(
-        'f"{microseconds[-}-]{+ // 86_400_000_000} days {microseconds % 86_400_000_000}+} microseconds"',
-        f"{TESTS}::test_windows_do_not_depend_on_the_time_zone_of_the_database",
-    ),
 )
