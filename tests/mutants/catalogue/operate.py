@@ -8,7 +8,6 @@ PRUNING = in_file("state_store/operate/pruning.py")
 MENDED = in_file("state_store/operate/mended_records.py")
 ACKS = in_file("jobs/engine/acks.py")
 REBUILDS = in_file("state_store/pipeline_changes/rebuilds.py")
-STORE = in_file("state_store/store.py")
 RANGES_PY = in_file("state_store/states/range_partitions.py")
 REBUILD_SWAP = in_file("state_store/pipeline_changes/rebuild_swap.py")
 
@@ -77,9 +76,6 @@ MUTANTS = (
     ACTIONS("a-batch-is-skipped-before-its-turn", "I3", "skip")(
         "is_its_turn = txid [-=-]{+>+}= facts.cursor.txid + 1",
         f"{POLICIES}::test_a_batch_that_is_given_up_waits_for_its_turn",
-    ),
-    STORE("of-a-lost-planner-the-replay-is-kept", "I12", "StateStore.replay_quarantined")(
-        "if opened is not [-False-]{+None+}:", f"{POLICIES}::test_a_replay_is_a_separate_batch_and_counts_once"
     ),
     MENDED("a-record-that-was-taken-up-is-mended", "verb:quarantine", "mend")(
         "if record.replayed_txid [-is not None-]{+== txid+}:",
