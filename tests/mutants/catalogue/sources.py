@@ -177,7 +177,7 @@ MUTANTS = (
     ),
     FILES("an-object-that-was-overwritten-is-passed-over", "I12", "FilesCoordinator._is_new")(
         "if not last.is_committed{+ or last.inode is None+}:",
-        f"{OF_OBJECTS}::test_objects_keep_the_promises_of_files",
+        f"{OF_OBJECTS}::test_an_object_that_is_not_as_planned_is_never_read",
     ),
     KAFKA("another-topic-of-the-name-is-read-on", "I11", "KafkaCoordinator._check_same_topic")(
         "if not [-self._topic.is_topic_of(saved)-]{+saved+}:",
