@@ -14,7 +14,7 @@ setup: .venv/installed ## Install the locked dependencies and the tidegate comma
 demo: setup ## Start Postgres, Spark and Airflow for the project in examples/, run its pipelines, show the results
 	@cd examples && ../$(BIN)/tidegate demo
 
-test: setup ## Run the tests: 10 minutes on two cores; what takes longer is in soak, and counted
+test: setup ## Run the tests: 10 minutes on two cores; what takes longer is in soak
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.core_seconds $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20
 
 soak: setup ## Run all tests at full size: ten million records, a crash at every point (four hours)

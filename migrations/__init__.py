@@ -231,11 +231,10 @@ def _unregistered(connection: Connection, specs: Sequence[PipelineSpec], rebuild
 
 def _migrate_and_compare(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
     """Run the migrations; return why pipelines are refused whose states these do not make, or another pipeline has."""
-    shared = _shared(specs)
-    specs = [spec for spec in specs if spec.name not in shared]
+    broken = _shared(specs)
+    specs = [spec for spec in specs if spec.name not in broken]
     partitions.check_complete(connection, specs)
     config = _run(connection, specs)
-    broken = shared
     config.attributes["specs"] = tuple(specs)
     with connection.begin_nested() as compared:
         rebuild_swap.divide_without_rows(connection, specs)  # registration divides them

@@ -239,6 +239,7 @@ REFUSED = {
     "deleted rows": ({"add": {"deletionVector": VECTOR}}, "has deleted rows in version 0"),
     "a clone": ({"add": {"path": "s3://other/part.parquet"}}, "lists a file outside its folder: s3://other/part.parquet"),
     "a way out": ({"add": {"path": "../part.parquet"}}, r"lists a file outside its folder: \.\./part"),
+    "a name that is no text": ({"add": {"path": "%FF.parquet"}}, "lists a file whose name is not UTF-8: %FF"),
     "another size": ({"add": {"size": 1}}, "bytes, and 1 in the log of version 0"),
     "a partition": ({"metaData": {"partitionColumns": ["name"]}}, "is partitioned by name: declare it in partitions"),
 }
@@ -258,6 +259,15 @@ def test_a_table_that_would_be_misread_is_refused(table: DeltaLakeTable, what: s
         table.plan(table.source, found)
     (table.log / f"{1:020}.json").unlink()
     path.write_text("\n".join(map(json.dumps, altered)))
+    with pytest.raises(SourceUnreadable, match=message):
+        table.plan(table.source)
+
+
+@pytest.mark.parametrize(("line", "message"), [("[]", "a line that is no action"), ('{"add"', "a line that is no JSON")])
+def test_a_line_of_the_log_that_is_no_action_is_refused(table: DeltaLakeTable, line: str, message: str) -> None:
+    table.append(("a", 1))
+    with (table.log / f"{0:020}.json").open("a") as log:
+        log.write(f"\n{line}")
     with pytest.raises(SourceUnreadable, match=message):
         table.plan(table.source)
 

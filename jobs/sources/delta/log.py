@@ -225,11 +225,14 @@ class Log:
 
     def _parse(self, version: int, line: bytes) -> dict[str, Any]:
         try:
-            return dict(json.loads(line)) if line.strip() else {}
-        except (ValueError, TypeError) as error:
+            action = json.loads(line) if line.strip() else {}
+        except ValueError as error:
             raise SourceUnreadable(
-                f"Version {version} of {self.table} cannot be read: its log has a line that is no action in JSON ({error})."
+                f"Version {version} of {self.table} cannot be read: its log has a line that is no JSON ({error})."
             ) from None
+        if not isinstance(action, dict):
+            raise SourceUnreadable(f"Version {version} of {self.table} cannot be read: its log has a line that is no action.")
+        return action
 
     def _rows(self, name: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield the rows of a checkpoint's file, with these columns."""
@@ -272,7 +275,10 @@ class Log:
         return file
 
     def _name_of(self, path: str) -> str:
-        name = unquote(path)
+        try:
+            name = unquote(path, errors="strict")  # otherwise two names would become one
+        except UnicodeDecodeError:
+            raise SourceUnreadable(f"{self.table} lists a file whose name is not UTF-8: {path}.") from None
         if "://" in path or name.startswith("/") or re.match(r"[a-z][a-z0-9]*:/", path) or ".." in name.split("/"):
             raise SourceUnreadable(
                 f"{self.table} lists a file outside its folder: {path}. Such tables, as shallow clones are, are not read."

@@ -47,6 +47,13 @@ MUTANTS = (
     DELTA_LOG("a-delta-file-leads-out-of-its-table", "security:author-of-data", "Log._name_of")(
         '[- or ".." in name.split("/")-]', f"{OF_DELTA}::test_a_table_that_would_be_misread_is_refused"
     ),
+    DELTA_LOG("a-line-of-a-delta-log-that-is-no-action-is-passed-over", "I11", "Log._parse")(
+        "if not isinstance(action, [-dict-]{+dict | list+}):",
+        f"{OF_DELTA}::test_a_line_of_the_log_that_is_no_action_is_refused",
+    ),
+    DELTA_LOG("two-names-of-delta-that-are-no-text-become-one", "I11", "Log._name_of")(
+        '[-, errors="strict"-]', f"{OF_DELTA}::test_a_table_that_would_be_misread_is_refused"
+    ),
     DELTA_LOG("rows-that-a-vector-deletes-are-read", "I11", "Log._check_whole")(
         "if file.deletions is not [-None-]{+file.deletions+}:", f"{OF_DELTA}::test_a_table_that_would_be_misread_is_refused"
     ),
