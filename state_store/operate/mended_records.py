@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -107,9 +107,20 @@ def check_columns(original: str, payload: str) -> None:
     """
     columns = json.loads(original, parse_int=float)  # which takes any number of digits
     try:
-        found = json.loads(payload, parse_int=float)
+        found = json.loads(payload, object_pairs_hook=_unique, parse_int=float, parse_constant=_refuse)
         what = "" if isinstance(found, dict) and found.keys() == columns.keys() else "it has others"
     except (ValueError, RecursionError) as error:
         what = str(error)
     if what:
         raise UsageError(f"The mended record has to be a JSON object of all its columns ({', '.join(columns)}): {what}.")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has a name twice")
+    return found
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

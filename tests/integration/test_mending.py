@@ -84,7 +84,14 @@ def test_a_parsed_record_takes_json_of_its_columns(waiting: Tally) -> None:
     ):
         mend(waiting, COLUMNS, payload, again=True)
         assert record(waiting, COLUMNS)["mended_payload"] == payload
-    for payload in ("{", "[]", PARSED.replace('"cents":-5,', ""), PARSED.replace("{", '{"new":1,', 1)):
+    for payload in (
+        "{",
+        "[]",
+        PARSED.replace('"cents":-5,', ""),
+        PARSED.replace("{", '{"new":1,', 1),
+        PARSED.replace("{", '{"cents":1,', 1),
+        PARSED.replace("-5", "NaN"),
+    ):
         with pytest.raises(UsageError, match="has to be a JSON object of all its columns"):
             mend(waiting, COLUMNS, payload, again=True)
     for payload in ('"a\nb",5', "x" * MAX_BYTES):
