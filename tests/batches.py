@@ -6,23 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from tests.store import (
-    QUARANTINED,
-    AirflowTry,
-    Attempt,
-    Commit,
-    ReplanNeeded,
-    SourceKind,
-    SourceMetadata,
-    Staged,
-    StagedPartition,
-    Tracked,
-    copy_partition,
-    digest_statement,
-    encode_metadata,
-    position_of,
-    state_tables,
-)
+from tests import store as ledger
 from tidegate.jobs import Pipeline
 from tidegate.jobs.sources import Coordinator, Emitter, Source
 from tidegate.state_store import Settings, StateStore
@@ -35,7 +19,7 @@ _task_attempts = count(100)
 class Stream(Source):
     """A source of any kind with numbered records; its batches are the ranges that a test chooses."""
 
-    kind: SourceKind = "opaque"
+    kind: ledger.SourceKind = "opaque"
 
     @property
     def identity(self) -> str:
@@ -50,18 +34,20 @@ class Stream(Source):
         raise NotImplementedError
 
 
-def stage(settings: Settings, attempt: Attempt, staged: Staged, rows: Iterable[Row], partition: int = 0) -> StagedPartition:
-    """Copy rows into staging as a Spark task would, in the stager's role; nothing counts before the seal.
+def stage(
+    to: Settings | Any, attempt: ledger.Attempt, staged: ledger.Staged, rows: Iterable[Row], partition: int = 0
+) -> ledger.StagedPartition:
+    """Copy rows into staging as a Spark task would, in the stager's role, or by its cursor; nothing counts before the seal.
 
     A row has the columns in their order, as text that Postgres reads.
     """
     task_attempt = next(_task_attempts)
-    table = state_tables.staging_table_of(staged, attempt.txid, attempt.number)
+    table = ledger.state_tables.staging_table_of(staged, attempt.txid, attempt.number)
     content = io.BytesIO("".join(_csv_line([*row, task_attempt]) for row in rows).encode())
-    conninfo = settings.conninfo(user=settings.pg_stager)
-    digest = digest_statement(staged, attempt.txid, attempt.number)
-    written, checksum = copy_partition(conninfo, table.name, list(table.c.keys()), content, task_attempt, digest)
-    return StagedPartition(staged.name, partition, task_attempt, written, checksum)
+    digest = ledger.digest_statement(staged, attempt.txid, attempt.number)
+    copy, to = (ledger.copy_partition, to.conninfo(user=to.pg_stager)) if isinstance(to, Settings) else (ledger.copy_rows, to)
+    written, checksum = copy(to, table.name, list(table.c.keys()), content, task_attempt, digest)
+    return ledger.StagedPartition(staged.name, partition, task_attempt, written, checksum)
 
 
 def _csv_line(values: Row) -> str:
@@ -69,15 +55,15 @@ def _csv_line(values: Row) -> str:
     return ",".join("" if value is None else '"' + str(value).replace('"', '""') + '"' for value in values) + "\n"
 
 
-def end_of(metadata: SourceMetadata | None) -> int:
-    position = position_of(metadata)
+def end_of(metadata: ledger.SourceMetadata | None) -> int:
+    position = ledger.position_of(metadata)
     return position["end"] if position else 0
 
 
-def plan_again(replan: ReplanNeeded, size: int | None) -> SourceMetadata:
+def plan_again(replan: ledger.ReplanNeeded, size: int | None) -> ledger.SourceMetadata:
     """Plan a batch again after its predecessor: with this size, or up to its former end, if None."""
-    if QUARANTINED in replan.current:
-        return {**replan.current, "source": position_of(replan.previous)}
+    if ledger.QUARANTINED in replan.current:
+        return {**replan.current, "source": ledger.position_of(replan.previous)}
     start = end_of(replan.previous)
     return {"start": start, "end": max(start, replan.current["end"]) if size is None else start + size}
 
@@ -90,23 +76,22 @@ class Batches:
         self.spec = pipeline.spec
         self.name = pipeline.name
 
-    def plan(self, run_id: str, count: int, *, awaits_ack: bool = False) -> list[int]:
+    def plan(self, run_id: str, count: int) -> list[int]:
         """Open `count` batches and give them to a run."""
         after = self.store.last_opened(self.name)
-        metadata = [encode_metadata({"files": [], "number": number}) for number in range(count)]
-        opened = self.store.open_batches(self.spec, run_id, [], after, metadata, awaits_ack=awaits_ack)
+        metadata = [ledger.encode_metadata({"files": [], "number": number}) for number in range(count)]
+        opened = self.store.open_batches(self.spec, run_id, [], after, metadata)
         assert opened is not None
         return opened
 
-    def begin(self, txid: int, airflow: AirflowTry | None = None) -> Attempt:
-        """Start an attempt."""
-        attempt = self.store.start_attempt(self.spec, txid, "a test", airflow=airflow)
-        assert isinstance(attempt, Attempt)
+    def begin(self, txid: int) -> ledger.Attempt:
+        attempt = self.store.start_attempt(self.spec, txid, "a test")
+        assert isinstance(attempt, ledger.Attempt)
         return attempt
 
-    def seal(self, txid: int, rows: int = 0, airflow: AirflowTry | None = None) -> None:
+    def seal(self, txid: int) -> None:
         """Process a batch."""
-        self.store.seal(self.begin(txid, airflow), [], Tracked(rows))
+        self.store.seal(self.begin(txid), [], ledger.Tracked(0))
 
     def fail(self, txid: int, error: str = "MALFORMED_RECORD: a.csv, line 3.") -> None:
         """Let a batch fail by its content, and halt it, as its task does after the last try."""
@@ -118,6 +103,5 @@ class Batches:
         self.store.fail_attempt(self.begin(txid), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
         self.store.give_up(self.name, txid, "the pipeline's policy", "6 tries failed")
 
-    def commit(self, txid: int) -> Commit:
-        """Commit a batch that was processed or given up."""
+    def commit(self, txid: int) -> ledger.Commit:
         return self.store.commit_batch(self.spec, txid, "a test")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,22 +78,15 @@ def kafka_stack(whole_stack: Settings) -> Settings:
     return whole_stack
 
 
-@contextmanager
-def usual_server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Yield the stack's Postgres, or one of the version in POSTGRES_OF_TESTS."""
-    version = os.environ.get("POSTGRES_OF_TESTS")
-    if version is None:
+@pytest.fixture(scope="session")
+def server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The stack's Postgres, or one of the version in POSTGRES_OF_TESTS."""
+    if (version := os.environ.get("POSTGRES_OF_TESTS")) is None:
         yield Server(stack)
         return
     with running_version(int(version), tmp_path_factory.mktemp(f"postgres_{version}"), stack) as settings:
         show_transactions(settings)
         yield Server(settings)
-
-
-@pytest.fixture(scope="session")
-def server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with usual_server(stack, tmp_path_factory) as usual:
-        yield usual
 
 
 @pytest.fixture(scope="session")
@@ -114,10 +107,7 @@ def pools() -> Iterator[dict[tuple[Path, int, str], Pool]]:
 @pytest.fixture
 def settings(server: Server, template: str, pools: dict[tuple[Path, int, str], Pool], tmp_path: Path) -> Iterator[Settings]:
     """Settings with a database and a project folder of the test's own."""
-    place = (server.settings.home, server.settings.pg_port, template)
-    if place not in pools:
-        pools[place] = Pool(server, template)
-    pool = pools[place]
+    pool = pools.setdefault((server.settings.home, server.settings.pg_port, template), Pool(server, template))
     name = pool.take()
     yield replace(server.settings, pg_database=name, home=tmp_path)
     pool.give_back(name)
@@ -131,11 +121,10 @@ def create_states(settings: Settings, *pipelines: Pipeline) -> None:
 
 def register_pipelines(settings: Settings, *pipelines: Pipeline) -> None:
     """Create the state tables of pipelines, as their migrations would, and register them."""
-    specs = tuple(pipeline.spec for pipeline in pipelines)
+    create_states(settings, *pipelines)
     with migrations.connected(settings) as connection:
-        state_tables.metadata_of(specs).create_all(connection)
-        for spec in specs:
-            registration.register(connection, spec)
+        for pipeline in pipelines:
+            registration.register(connection, pipeline.spec)
 
 
 @contextmanager
@@ -151,7 +140,6 @@ def copied(server: Server, settings: Settings) -> Iterator[Settings]:
 
 @pytest.fixture
 def register(settings: Settings) -> Callable[..., None]:
-    """A function that creates the state tables of pipelines, as their migrations would, and registers them."""
     return partial(register_pipelines, settings)
 
 
@@ -162,9 +150,8 @@ def store(settings: Settings) -> Iterator[StateStore]:
         yield connected
 
 
-@pytest.fixture(scope="session")
-def spans_in_memory() -> "InMemorySpanExporter":
-    """The memory in which this process' spans end: OpenTelemetry takes one provider per process."""
+@cache  # OpenTelemetry takes one provider per process
+def _memory_of_spans() -> "InMemorySpanExporter":
     from opentelemetry import trace  # noqa: PLC0415 - few tests need it
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: PLC0415
@@ -177,10 +164,10 @@ def spans_in_memory() -> "InMemorySpanExporter":
 
 
 @pytest.fixture
-def exporter(spans_in_memory: "InMemorySpanExporter") -> "InMemorySpanExporter":
+def exporter() -> "InMemorySpanExporter":
     """An empty memory for this process' spans."""
-    spans_in_memory.clear()
-    return spans_in_memory
+    _memory_of_spans().clear()
+    return _memory_of_spans()
 
 
 @pytest.fixture

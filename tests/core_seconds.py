@@ -31,33 +31,19 @@ def main(command: Sequence[str]) -> int:
     child = subprocess.Popen(command, preexec_fn=die_with_parent)  # noqa: PLW1509 - there is one thread
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _frame: child.send_signal(number))
-    code = _await(child.pid)
+    ended, status = os.wait()
+    while ended != child.pid:  # one that was left by its parent
+        ended, status = os.wait()
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
-        _bury()
-        time.sleep(0.1)
+        psutil.wait_procs(left, timeout=1)
     for process in left:
         sys.stderr.write(f"Left behind: {process}\n")
         process.kill()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     minutes = (time.monotonic() - started) / 60
     sys.stdout.write(f"{minutes:.1f} minutes, {used.ru_utime + used.ru_stime:.0f} core seconds\n")
-    return code or int(bool(left))
-
-
-def _await(pid: int) -> int:
-    while True:
-        ended, status = os.wait()
-        if ended == pid:
-            return os.waitstatus_to_exitcode(status)
-
-
-def _bury() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG) != (0, 0):
-            pass
-    except ChildProcessError:
-        pass
+    return os.waitstatus_to_exitcode(status) or int(bool(left))
 
 
 if __name__ == "__main__":

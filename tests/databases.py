@@ -12,47 +12,33 @@ from tests.servers import Server
 
 # Objects that were copied from the template have its numbers, so that equal catalogs have equal rows.
 FIRST_OF_USERS = 16384
-# Rows of the catalog, and the column that tells which are of users' objects.
+# Tables of the catalog, by the column that tells which of their rows are of users' objects.
 CATALOG = {
-    "pg_attrdef": "adrelid",
-    "pg_attribute": "attrelid",
-    "pg_constraint": "oid",
-    "pg_description": "objoid",
-    "pg_event_trigger": "oid",
-    "pg_extension": "oid",
-    "pg_index": "indexrelid",
-    "pg_namespace": "oid",
-    "pg_policy": "oid",
-    "pg_proc": "oid",
-    "pg_publication": "oid",
-    "pg_rewrite": "oid",
-    "pg_sequence": "seqrelid",
-    "pg_statistic": "starelid",
-    "pg_statistic_ext": "oid",
-    "pg_trigger": "oid",
-    "pg_type": "oid",
+    "oid": "constraint event_trigger extension namespace policy proc publication rewrite statistic_ext trigger type",
+    "adrelid": "attrdef",
+    "attrelid": "attribute",
+    "objoid": "description",
+    "indexrelid": "index",
+    "seqrelid": "sequence",
+    "starelid": "statistic",
 }
-FINGERPRINT = "SELECT string_agg(found, ' ' ORDER BY found COLLATE \"C\") FROM ({}) AS catalog (found)".format(
-    " UNION ALL ".join(
-        [
-            *(
-                f"SELECT concat_ws(' ', '{name}', count(*), max(xmin::text::bigint)) FROM {name}"
-                f" WHERE {key} >= {FIRST_OF_USERS}"
-                for name, key in CATALOG.items()
-            ),
-            # TRUNCATE writes a row of these again
-            "SELECT concat_ws(' ', relname, relnamespace, relowner, relkind, relpersistence, relacl, reloptions,"
-            " relispartition, relrowsecurity, relreplident, relhastriggers, relhasrules)"
-            f" FROM pg_class WHERE oid >= {FIRST_OF_USERS}",
-            "SELECT concat_ws(' ', datdba, datconnlimit, datallowconn, datacl) FROM pg_database"
-            " WHERE datname = current_database()",
-            "SELECT concat_ws(' ', setrole, setconfig) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase"
-            " WHERE datname = current_database()",
-            "SELECT version_num FROM tidegate.alembic_version",
-            "SELECT concat_ws(' ', defaclrole, defaclnamespace, defaclobjtype, defaclacl) FROM pg_default_acl",
-        ]
-    )
-)
+NEWEST_ROWS = [
+    f"SELECT concat_ws(' ', '{name}', count(*), max(xmin::text::bigint)) FROM pg_{name} WHERE {key} >= {FIRST_OF_USERS}"
+    for key, names in CATALOG.items()
+    for name in names.split()
+]
+# TRUNCATE writes a row of pg_class again, so what is in it is compared.
+FINGERPRINT = f"""
+SELECT string_agg(found, ' ' ORDER BY found COLLATE "C") FROM (
+    {" UNION ALL ".join(NEWEST_ROWS)}
+    UNION ALL SELECT concat_ws(' ', relname, relnamespace, relowner, relkind, relpersistence, relacl, reloptions,
+        relispartition, relrowsecurity, relreplident, relhastriggers, relhasrules) FROM pg_class WHERE oid >= {FIRST_OF_USERS}
+    UNION ALL SELECT concat_ws(' ', datdba, datconnlimit, datallowconn, datacl, setrole, setconfig)
+        FROM pg_database d LEFT JOIN pg_db_role_setting s ON s.setdatabase = d.oid WHERE datname = current_database()
+    UNION ALL SELECT version_num FROM tidegate.alembic_version
+    UNION ALL SELECT concat_ws(' ', defaclrole, defaclnamespace, defaclobjtype, defaclacl) FROM pg_default_acl
+) AS catalog (found)
+"""
 EMPTY = """
 DO $$
 DECLARE

@@ -43,12 +43,11 @@ def started_with(environment: Mapping[str, str], *, alone: bool = True) -> Itera
     The environment is the only one, or, not `alone`, comes on top of the present one.
     """
     folders = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    kept = _loaded_pipelines()
     with mock.patch.dict(os.environ, environment, clear=alone), pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "path", [*folders, *sys.path])
         patched.setattr(sys, "dont_write_bytecode", True)  # a file that is written twice within a second is loaded twice
         patched.setattr(tidegate.jobs.pipelines, "__path__", [str(project.own("pipelines") or WITHOUT_PIPELINES)])
-        _forget()
+        kept = _forget()
         try:
             yield
         finally:
@@ -56,13 +55,14 @@ def started_with(environment: Mapping[str, str], *, alone: bool = True) -> Itera
             for name, module in kept.items():
                 sys.modules[name] = module
                 setattr(tidegate.jobs.pipelines, name.rpartition(".")[2], module)
-    _forget_searches()
+    importlib.invalidate_caches()
+    registry._entry_points.cache_clear()
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run `tidegate` as from a shell in this folder, with this environment alone; its output is piped."""
     stdout, stderr = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace"))
-    with started_with(environment), pytest.MonkeyPatch.context() as patched, _own_log(), _own_garbage():
+    with started_with(environment), pytest.MonkeyPatch.context() as patched, _own_log_and_garbage():
         patched.chdir(folder)
         patched.setattr(sys, "argv", ["tidegate", *arguments])
         patched.setattr(sys.modules["__main__"], "__package__", None)  # or click would show how the tests were started
@@ -85,28 +85,21 @@ def _text(written: io.TextIOWrapper) -> str:
     return written.buffer.getvalue().decode()  # type: ignore[attr-defined]
 
 
-def _loaded_pipelines() -> dict[str, ModuleType]:
-    return {name: module for name, module in sys.modules.items() if name.startswith(f"{PIPELINES}.")}
-
-
-def _forget() -> None:
-    """Forget what this process has found and loaded of pipelines, and which warnings it has given."""
-    for name in _loaded_pipelines():
+def _forget() -> dict[str, ModuleType]:
+    """Forget what this process has found and loaded of pipelines, and which warnings it has given; return the modules."""
+    loaded = {name: module for name, module in sys.modules.items() if name.startswith(f"{PIPELINES}.")}
+    for name in loaded:
         del sys.modules[name]
-    _forget_searches()
-    project.warn.cache_clear()
-    commit_witness._warn.cache_clear()
-
-
-def _forget_searches() -> None:
     importlib.invalidate_caches()
-    registry._entry_points.cache_clear()
+    for found in (registry._entry_points, project.warn, commit_witness._warn):
+        found.cache_clear()
+    return loaded
 
 
 @contextmanager
-def _own_log() -> Iterator[None]:
-    """Let the log be as in a new process, where nobody has chosen what is shown of it."""
-    root = logging.getLogger()
+def _own_log_and_garbage() -> Iterator[None]:
+    """Let the log be as in a new process; take back how garbage is collected, which is for a process that ends soon."""
+    root, thresholds = logging.getLogger(), gc.get_threshold()
     handlers, level = root.handlers[:], root.level
     root.handlers[:] = []
     root.setLevel(logging.WARNING)
@@ -115,14 +108,5 @@ def _own_log() -> Iterator[None]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-
-
-@contextmanager
-def _own_garbage() -> Iterator[None]:
-    """Take back how the command line collects garbage, which is for a process that ends soon."""
-    thresholds = gc.get_threshold()
-    try:
-        yield
-    finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()

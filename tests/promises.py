@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_TEST = "no test yet"
@@ -24,8 +25,7 @@ SOAK, SLOW = "pytest.mark.soak", " (soak)"
 Found = Iterator[tuple[str, str]]  # the part of an id after its kind, and what the promise says
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """One kind of promise: where its lines stand, and how they are read."""
 
     title: str
@@ -45,21 +45,15 @@ class Promise:
 
 
 @cache
-def _parsed(text: str) -> ast.Module:
-    return ast.parse(text)
+def _parsed(text: str) -> list[ast.stmt]:
+    return ast.parse(text).body
 
 
-def _rows(file: Path, columns: Sequence[str]) -> Iterator[list[str]]:
+def _rows(file: Path, *columns: str) -> Iterator[list[str]]:
     """Yield the cells of each row of the tables that begin with these columns."""
-    inside = False
-    for line in file.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
-        if not cells:
-            inside = False
-        elif cells[: len(columns)] == list(columns):
-            inside = True
-        elif inside and set(cells[0]) != {"-"}:
-            yield cells
+    head = re.escape("| " + " | ".join(columns) + " |")
+    for table in re.findall(rf"^{head}.*\n\|[-| ]+\n((?:\|.*\n?)+)", file.read_text(), re.MULTILINE):
+        yield from ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
 
 
 def _slug(text: str) -> str:
@@ -67,87 +61,73 @@ def _slug(text: str) -> str:
     return "-".join(re.findall(r"[a-z0-9_]+", re.sub(r"'s\b|\b(a|an|the)\b ", "", text.lower()))[:7])
 
 
-def _docstring(node: ast.AST) -> str:
-    return (ast.get_docstring(node) or "").partition("\n")[0] if isinstance(node, ast.FunctionDef | ast.ClassDef) else ""
-
-
-def _invariants(file: Path) -> Found:
-    yield from re.findall(r"^- \*\*(I\d+) ([^.*]+)\.\*\*", file.read_text(), re.MULTILINE)
-
-
-def _faults(file: Path) -> Found:
-    """Each cell that says something is a promise."""
-    for fault, *effects in _rows(file, ["fault"]):
-        for phase, effect in zip(("processing", "commit", "after"), effects, strict=True):
-            if effect:
-                yield f"{_slug(fault)}:{phase}", f"{fault}: {effect}"
-
-
-def _limits(file: Path) -> Found:
-    for limit, value, place, _ in _rows(file, ["limit", "is", "where"]):
-        yield place.rpartition(" ")[2].strip("`"), f"{limit}: {value}"
-
-
-def _errors(folder: Path) -> Found:
-    for page in sorted(folder.glob("*.md")):
-        if page.stem != "README":
-            yield page.stem, page.read_text().split("\n\n")[1]
-
-
-def _verbs(file: Path) -> Found:
-    (table,) = (node.value for node in _parsed(file.read_text()).body if _assigns(node, "VERBS"))
-    for verb, module in ast.literal_eval(table).items():
-        body = _parsed((file.parent / f"commands/{module.replace('.', '/')}.py").read_text()).body
-        yield verb, next(_docstring(node) for node in body if getattr(node, "name", "") == verb)
-
-
-def _schemas(folder: Path) -> Found:
-    for file in sorted(folder.glob("*.json")):
-        yield file.stem, f"`tidegate {file.stem.replace('-', ' ')} --json`"
-
-
-def _names(file: Path) -> Found:
-    (names,) = (node.value for node in _parsed(file.read_text()).body if _assigns(node, "__all__"))
-    for name in ast.literal_eval(names):
-        yield name, f"`from tidegate import {name}`"
-
-
-def _testing(file: Path) -> Found:
-    for node in _parsed(file.read_text()).body:
+def _described(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the public functions and classes of a module, with the first line of what they say of themselves."""
+    for node in _parsed(file.read_text()):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            yield node.name, _docstring(node)
+            yield node.name, (ast.get_docstring(node) or "").partition("\n")[0]
+
+
+def _assigned(file: Path, name: str) -> Any:
+    """Return the literal value of a module's name."""
+    return next(ast.literal_eval(node.value) for node in _parsed(file.read_text()) if _assigns(node, name))
 
 
 def _assigns(node: ast.stmt, name: str) -> bool:
     return isinstance(node, ast.Assign) and [getattr(target, "id", "") for target in node.targets] == [name]
 
 
-def _attackers(file: Path) -> Found:
-    for attacker, defence in _rows(file, ["Attacker", "Defence"]):
-        yield _slug(attacker), f"{attacker}: {defence}"
+def _faults(file: Path) -> Found:
+    """Each cell that says something is a promise."""
+    for fault, *effects in _rows(file, "fault"):
+        for phase, effect in zip(("processing", "commit", "after"), effects, strict=True):
+            if effect:
+                yield f"{_slug(fault)}:{phase}", f"{fault}: {effect}"
 
 
-def _shortcuts(file: Path) -> Found:
-    for shortcut, *_ in _rows(file, ["shortcut", "where"]):
-        yield _slug(shortcut), shortcut
+def _limits(file: Path) -> Found:
+    for limit, value, place, _ in _rows(file, "limit", "is", "where"):
+        yield place.rpartition(" ")[2].strip("`"), f"{limit}: {value}"
 
 
-def _decisions(file: Path) -> Found:
-    yield from re.findall(r"^## (\d{4}) (.+)$", file.read_text(), re.MULTILINE)
+def _errors(folder: Path) -> Found:
+    pages = [page for page in sorted(folder.glob("*.md")) if page.stem != "README"]
+    return ((page.stem, page.read_text().split("\n\n")[1]) for page in pages)
+
+
+def _verbs(file: Path) -> Found:
+    for verb, module in _assigned(file, "VERBS").items():
+        yield verb, dict(_described(file.parent / f"commands/{module.replace('.', '/')}.py"))[verb]
+
+
+def _schemas(folder: Path) -> Found:
+    return ((file.stem, f"`tidegate {file.stem.replace('-', ' ')} --json`") for file in sorted(folder.glob("*.json")))
+
+
+def _names(file: Path) -> Found:
+    return ((name, f"`from tidegate import {name}`") for name in _assigned(file, "__all__"))
+
+
+def _matching(pattern: str) -> Callable[[Path], Found]:
+    return lambda file: iter(re.findall(pattern, file.read_text(), re.MULTILINE))
+
+
+def _tables(*columns: str) -> Callable[[Path], Found]:
+    return lambda file: ((_slug(cells[0]), ": ".join(cells[:2])) for cells in _rows(file, *columns))
 
 
 KINDS = {
-    "invariant": Kind("Invariants", "docs/protocol.md", _invariants),
+    "invariant": Kind("Invariants", "docs/protocol.md", _matching(r"^- \*\*(I\d+) ([^.*]+)\.\*\*")),
     "fault": Kind("Faults, by the phase that they meet", "docs/protocol.md", _faults),
     "limit": Kind("Limits", "docs/limits.md", _limits),
     "error": Kind("Errors, each raised", "docs/errors", _errors),
     "verb": Kind("Verbs", "tidegate/cli.py", _verbs),
     "json": Kind("Outputs for programs, each compared with its schema", "docs/json", _schemas),
     "name": Kind("Names that authors import", "tidegate/__init__.py", _names, own=False),
-    "testing": Kind("Names for authors' tests", "jobs/testing.py", _testing),
-    "security": Kind("Attackers", "SECURITY.md", _attackers),
-    "performance": Kind("Shortcuts that change nothing", "docs/performance.md", _shortcuts),
-    "decision": Kind("Decisions", "docs/decisions/README.md", _decisions),
+    "testing": Kind("Names for authors' tests", "jobs/testing.py", _described),
+    "security": Kind("Attackers", "SECURITY.md", _tables("Attacker", "Defence")),
+    "performance": Kind("Shortcuts that change nothing", "docs/performance.md", _tables("shortcut", "where")),
+    "decision": Kind("Decisions", "docs/decisions/README.md", _matching(r"^## (\d{4}) (.+)$")),
 }
 
 
@@ -175,11 +155,9 @@ def promises(root: Path) -> dict[str, Promise]:
 def marks(root: Path) -> Iterator[tuple[str, str]]:
     """Yield each test with each promise that it is marked with; one that `make test` leaves out is called so."""
     for file in sorted((root / "tests").rglob("test_*.py")):
-        module = ast.parse(file.read_text())
-        marks_of_module = [ast.unparse(node) for node in module.body if _assigns(node, "pytestmark")]
-        is_slow = "cluster" in file.parts or any(SOAK in mark for mark in marks_of_module)
-        of_classes = (node for kind in module.body if isinstance(kind, ast.ClassDef) for node in kind.body)
-        for node in (*module.body, *of_classes):
+        body = _parsed(file.read_text())
+        is_slow = "cluster" in file.parts or any(SOAK in ast.unparse(node) for node in body if _assigns(node, "pytestmark"))
+        for node in (*body, *(method for kind in body if isinstance(kind, ast.ClassDef) for method in kind.body)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 soaks = is_slow or any(ast.unparse(mark) == SOAK for mark in node.decorator_list)
                 test = f"{file.relative_to(root)}::{node.name}{SLOW if soaks else ''}"
@@ -204,11 +182,8 @@ def hold(found: dict[str, Promise], marks: Sequence[tuple[str, str]]) -> list[st
 
 def compare(found: dict[str, Promise]) -> list[str]:
     """Return which promises lack a test, and which invariants lack one in `make test`."""
-    wrong = [
-        f'{each} has no test: mark one that holds it, @pytest.mark.promise("{each}").'
-        for each, promise in found.items()
-        if not promise.held
-    ]
+    missing = [each for each, promise in found.items() if not promise.held]
+    wrong = [f'{each} has no test: mark one that holds it, @pytest.mark.promise("{each}").' for each in missing]
     for each, promise in found.items():
         if kind_of(each) == "invariant" and promise.tests and all(test.endswith(SLOW) for test in promise.tests):
             wrong.append(f"{each} is an invariant, and only make soak tests it: {', '.join(promise.tests)}.")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tests.store import AirflowTry, Attempt, BatchHistory, Commit, Mend, Mode, PipelineSpec, Pruned, StateSpec
+from tests.store import Attempt, BatchHistory, Commit, Mend, PipelineSpec, Pruned, StateSpec
 from tidegate.jobs import Pipeline
 from tidegate.jobs.compute.shortcuts import SAFE, Route, Routing, choose
 from tidegate.jobs.engine.processing import Processed
@@ -19,18 +19,11 @@ def plan(settings: Settings, pipeline: Pipeline | str, *, run_id: str, **limits:
 
 
 def process(
-    settings: Settings,
-    pipeline: Pipeline | str,
-    txid: int,
-    *,
-    owner: str,
-    airflow: AirflowTry | None = None,
-    mode: Mode = "resume",
-    commit_ready: bool = False,
-    routing: Routing = choose,
+    settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str, commit_ready: bool = False, **options: Any
 ) -> Processed:
-    """Process a batch; with `commit_ready`, then commit all ready batches."""
-    with Worker.open(settings, pipeline, owner=owner, airflow=airflow, routing=routing) as worker:
+    """Process a batch, by a `mode` and a `routing` if given; with `commit_ready`, then commit all ready batches."""
+    mode = options.pop("mode", "resume")
+    with Worker.open(settings, pipeline, owner=owner, **options) as worker:
         return worker.process_and_commit(txid, mode=mode) if commit_ready else worker.process(txid, mode=mode)
 
 

@@ -12,7 +12,7 @@ Event = tuple[Any, int, int | None]
 
 @dataclass
 class Kept:
-    """A window with its events."""
+    """A window, or a part of a session, with its events."""
 
     key: Any
     start: int
@@ -22,7 +22,7 @@ class Kept:
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """Return the window as a state's row has it: count, sum, last event."""
+        """The window as a state's row has it: last event, count, sum."""
         amounts = [amount or 0 for _, _, amount in self.events]
         return (self.key, self.start, self.end, max(time for _, time, _ in self.events), len(amounts), sum(amounts))
 
@@ -32,24 +32,19 @@ def piece_of(window: WindowSpec, time: int) -> int:
     return time - (time - window.offset) % window.every
 
 
-def windows_of(window: WindowSpec, time: int) -> list[tuple[int, int]]:
-    """Return start and end of each tumbling or sliding window that an event is in, found by looking at all near it."""
-    near = range(-window.per_piece - 1, 2)
-    starts = [piece_of(window, time) + number * window.every for number in near]
-    return [(start, start + window.size) for start in starts if start <= time < start + window.size]
-
-
 def sessions_of(window: WindowSpec, events: Iterable[Event]) -> list[Kept]:
     """Return the sessions of all events in one pass: a new one where the next event is not less than the gap later."""
     found: list[Kept] = []
-    for event in sorted(events, key=lambda event: (repr(event[0]), event[1])):
-        last = found[-1] if found else None
-        if last and last.key == event[0] and event[1] < last.end:
-            last.events.append(event)
-            last.end = event[1] + window.size
-        else:
-            found.append(Kept(event[0], event[1], event[1] + window.size, [event]))
+    for key, time, amount in sorted(events, key=lambda event: (repr(event[0]), event[1])):
+        if not (found and found[-1].key == key and time < found[-1].end):
+            found.append(Kept(key, time, time, []))
+        found[-1].events.append((key, time, amount))
+        found[-1].end = time + window.size
     return found
+
+
+def _is_past(end: int, until: int | None) -> bool:
+    return until is not None and end <= until
 
 
 @dataclass
@@ -64,27 +59,29 @@ class Model:
     removed_until: int | None = None
 
     def add(self, events: list[Event]) -> None:
-        """Count a batch."""
-        before, watermark = self._final_until(), self.watermark
-        counted = self._add_sessions(events) if self.window.is_session else self._add_windows(events)
-        self.watermark = max(
-            [time for _, time, _ in counted] + ([] if self.watermark is None else [self.watermark]), default=None
-        )
-        until = self._final_until()
-        self.final.append(
-            sorted(
-                (
-                    kept.row
-                    for kept in self.kept
-                    if until is not None and (before is None or before < kept.end) and kept.end <= until
-                ),
-                key=repr,
-            )
-        )
+        """Count a batch, which is judged by the watermark after the one before."""
+        watermark, until = self.watermark, self._final_until()
+        pieces, final = self._pieces(events), [kept for kept in self.kept if _is_past(kept.end, until)]
+        late = [piece for piece in pieces if self._is_of_removed(piece) or any(self._touch(piece, kept) for kept in final)]
+        new = [piece for piece in pieces if piece not in late]
+        old = [kept for kept in self.kept if kept not in final and any(self._touch(kept, piece) for piece in new)]
+        self.kept = [kept for kept in self.kept if kept not in old]
+        for parts in self._united([*old, *new]):
+            end = max(part.end for part in parts)
+            if _is_past(end, until):
+                late += parts
+                continue
+            is_corrected = any(_is_past(ended, watermark) for ended in (end, *(part.end for part in parts if part in old)))
+            counted, so_far = [event for part in parts for event in part.events], sum(part.corrections for part in parts)
+            self.kept.append(Kept(parts[0].key, parts[0].start, end, counted, so_far + is_corrected))
+            times = [time for _, time, _ in counted]
+            self.watermark = max(times if self.watermark is None else [*times, self.watermark])
+        self.late.append(_rows(late))
+        now = self._final_until()
+        self.final.append(_rows(k for k in self.kept if _is_past(k.end, now) and not _is_past(k.end, until)))
         if self.window.keep is not None and watermark is not None:
-            until = watermark - self.window.keep
-            self.removed_until = until if self.removed_until is None else max(until, self.removed_until)
-            self.kept = [kept for kept in self.kept if kept.end > self.removed_until]
+            self.removed_until = watermark - self.window.keep
+            self.kept = [kept for kept in self.kept if not _is_past(kept.end, self.removed_until)]
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return all rows with their corrections."""
@@ -95,72 +92,40 @@ class Model:
         return {txid: rows for txid, rows in enumerate(self.final, start=1) if rows}
 
     def _final_until(self) -> int | None:
-        if self.watermark is None or self.window.final_after is None:
-            return None
-        return self.watermark - self.window.final_after
+        final_after = self.window.final_after
+        return None if self.watermark is None or final_after is None else self.watermark - final_after
 
-    def _is_final(self, end: int) -> bool:
-        until = self._final_until()
-        return until is not None and end <= until
-
-    def _has_ended(self, end: int) -> bool:
-        return self.watermark is not None and end <= self.watermark
-
-    def _add_windows(self, events: list[Event]) -> list[Event]:
-        brought: dict[tuple[Any, int, int], list[Event]] = {}
+    def _pieces(self, events: list[Event]) -> list[Kept]:
+        """Return what a batch brings to each window, or session: the latter's pieces end a gap after their last event."""
+        window, found = self.window, dict[tuple[Any, int], list[Event]]()
         for event in events:
-            for start, end in windows_of(self.window, event[1]):
-                brought.setdefault((event[0], start, end), []).append(event)
-        late, counted = [], []
-        for (key, start, end), found in brought.items():
-            if self._is_final(end):
-                late.append(Kept(key, start, end, found).row)
-                continue
-            counted += found
-            kept = next((kept for kept in self.kept if (kept.key, kept.start) == (key, start)), None)
-            if kept is None:
-                kept = Kept(key, start, end, [])
-                self.kept.append(kept)
-            kept.events += found
-            kept.corrections += self._has_ended(end)
-        self.late.append(sorted(late, key=repr))
-        return counted
+            for start in range(piece_of(window, event[1]), event[1] - window.size, -window.every):
+                found.setdefault((event[0], start), []).append(event)
+        pieces = [Kept(key, start, start + window.size, own) for (key, start), own in found.items()]
+        for piece in pieces if window.is_session else []:
+            times = [time for _, time, _ in piece.events]
+            piece.start, piece.end = min(times), max(times) + window.size
+        return pieces
 
-    def _add_sessions(self, events: list[Event]) -> list[Event]:
-        by_piece: dict[tuple[Any, int], list[Event]] = {}
-        for event in events:
-            by_piece.setdefault((event[0], piece_of(self.window, event[1])), []).append(event)
-        pieces = [
-            Kept(key, min(t for _, t, _ in found), max(t for _, t, _ in found) + self.window.size, found)
-            for (key, _), found in by_piece.items()
-        ]
-
-        def touch(one: Kept, other: Kept) -> bool:
+    def _touch(self, one: Kept, other: Kept) -> bool:
+        if self.window.is_session:
             return one.key == other.key and one.start < other.end and other.start < one.end
+        return (one.key, one.start) == (other.key, other.start)
 
-        final = [kept for kept in self.kept if self._is_final(kept.end)]
-        still_open = [kept for kept in self.kept if kept not in final]
-        late = [
-            piece
-            for piece in pieces
-            if any(touch(piece, kept) for kept in final)
-            or (self.removed_until is not None and piece.start < self.removed_until)
-        ]
-        rest = [piece for piece in pieces if piece not in late]
-        counted: list[Event] = []
-        result = [*final, *(kept for kept in still_open if not any(touch(kept, piece) for piece in rest))]
-        united = sessions_of(
-            self.window, [e for kept in [*rest, *(k for k in still_open if k not in result)] for e in kept.events]
-        )
-        for session in united:
-            parts = [kept for kept in still_open if kept not in result and kept.events[0] in session.events]
-            if self._is_final(session.end):
-                late += [piece for piece in rest if piece.events[0] in session.events]
-                continue
-            session.corrections = sum(kept.corrections for kept in parts)
-            session.corrections += any(self._has_ended(kept.end) for kept in parts) or self._has_ended(session.end)
-            counted += session.events
-            result.append(session)
-        self.kept = result
-        self.late.append(sorted((piece.row for piece in late), key=repr))
-        return counted
+    def _is_of_removed(self, piece: Kept) -> bool:
+        """Return whether a piece may belong to a session that is no longer kept."""
+        return self.window.is_session and self.removed_until is not None and piece.start < self.removed_until
+
+    def _united(self, parts: list[Kept]) -> list[list[Kept]]:
+        """Return the parts of each window, the first one first."""
+        found: list[list[Kept]] = []
+        for part in sorted(parts, key=lambda part: (repr(part.key), part.start)):
+            if found and any(self._touch(part, other) for other in found[-1]):
+                found[-1].append(part)
+            else:
+                found.append([part])
+        return found
+
+
+def _rows(windows: Iterable[Kept]) -> list[tuple[Any, ...]]:
+    return sorted((kept.row for kept in windows), key=repr)
