@@ -5,8 +5,8 @@ run the code that their server was started with. At the end, the tests that have
 """
 
 import argparse
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +21,6 @@ from typing import NamedTuple
 from tests.checkout import REPOSITORY
 from tests.mutants.catalogue import PROTOCOL, ROOMS
 from tests.mutants.copied_checkout import CopiedCheckout
-from tests.mutants.failed_tests import FOLDER, REPORT
 from tests.mutants.planted_fault import DoesNotApply, Mutant
 
 # Tests of these folders need no more of a stack than its Postgres.
@@ -52,9 +51,7 @@ class Runner:
     """Runs tests in a copy of the checkout."""
 
     def __init__(self, copy: CopiedCheckout, stack: Path | None, seconds: int) -> None:
-        self._copy = copy
-        self._stack = stack
-        self._seconds = seconds
+        self._copy, self._stack, self._seconds = copy, stack, seconds
 
     def outcome(self, mutant: Mutant) -> Outcome:
         """Plant a fault, run the tests that may notice it, and take it out again."""
@@ -89,38 +86,24 @@ class Runner:
 
     def run(self, arguments: Sequence[str], tests: Sequence[str], seconds: int) -> Run:
         """Run pytest in the copy, for so many seconds at most."""
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder) / "report.json"
-            environment = {**os.environ, REPORT: str(report), FOLDER: str(self._copy.folder)}
-            if self._stack is not None and all(test.startswith(OF_POSTGRES) for test in tests):
-                environment["STACK_OF_TESTS"] = str(self._stack)
-            quiet = ["-q", "--no-header", "-p", "tests.mutants.failed_tests", "-p", "no:cacheprovider"]
-            began = time.monotonic()
-            code, output = self._pytest([*quiet, "--timeout", str(self._seconds), *arguments, *tests], environment, seconds)
-            lines = report.read_text().splitlines() if report.exists() else []
-            failures = {failure["test"]: failure["why"] for failure in map(json.loads, lines)}
-            return Run(code, failures, time.monotonic() - began, output)
-
-    def _pytest(self, arguments: Sequence[str], environment: dict[str, str], seconds: int) -> tuple[int | None, str]:
-        command = [str(self._copy.python), "-m", "pytest", *arguments]
-        with subprocess.Popen(
-            command,
-            cwd=self._copy.folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        ) as process:
+        command = [str(self._copy.python), "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+        command += ["--timeout", str(self._seconds), *arguments, *tests]
+        environment = {**os.environ, "COLUMNS": "400"}  # so that lines of the summary are whole
+        if self._stack is not None and all(test.startswith(OF_POSTGRES) for test in tests):
+            environment["STACK_OF_TESTS"] = str(self._stack)
+        piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
+        began = time.monotonic()
+        with subprocess.Popen(command, cwd=self._copy.folder, env=environment, start_new_session=True, **piped) as pytest:
             try:
-                output, _ = process.communicate(timeout=seconds + 60)
+                output, _ = pytest.communicate(timeout=seconds + 60)
+                code = pytest.returncode
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # the reaper of its tests ends what they have started
-                process.communicate()
-                return None, ""
-        return process.returncode, " / ".join(output.strip().splitlines()[-3:])[:500]
+                os.killpg(pytest.pid, signal.SIGKILL)  # the reaper of its tests ends what they have started
+                output, code = pytest.communicate()[0], None
+        failures = dict(
+            re.findall(r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\](?= - |$))?)(?: - (.*))?$", output, re.MULTILINE)
+        )
+        return Run(code, failures, time.monotonic() - began, " / ".join(output.strip().splitlines()[-3:])[:500])
 
 
 def needs_more_than_postgres(mutant: Mutant) -> bool:
@@ -134,12 +117,11 @@ def shared_stack(mutants: Sequence[Mutant]) -> Iterator[Path | None]:
     if all(map(needs_more_than_postgres, mutants)):
         yield None
         return
-    from tests import reaper  # noqa: PLC0415 - loads Tidegate, which --list does without
-    from tests.servers import running_stack  # noqa: PLC0415
+    from tests import reaper, servers  # noqa: PLC0415 - they load Tidegate, which --list does without
 
     with tempfile.TemporaryDirectory(prefix="mutants-stack-", ignore_cleanup_errors=True) as home:
         Path(home).chmod(0o711)
-        with reaper.reaped(Path(home)), running_stack(Path(home)) as settings:
+        with reaper.reaped(Path(home)), servers.running_stack(Path(home)) as settings:
             yield settings.home
 
 

@@ -1,14 +1,13 @@
 """A copy of this checkout to plant faults in, with a Python environment whose `tidegate` is the copy's in every process."""
 
 import os
-import shutil
 import site
 import subprocess
 import sys
 from itertools import count
 from pathlib import Path
 
-from tests.checkout import REPOSITORY, tracked
+from tests.checkout import copy_to
 
 _seconds = count(1)
 
@@ -22,23 +21,12 @@ class CopiedCheckout:
         The environment has this one's packages by a path, so that no file of theirs leads to this checkout: what `pip` has
         installed for editing is found by a `.pth` file, and those are read in the environment's own folder only.
         """
-        self.folder = folder
+        self.folder = copy_to(folder, "")
         self.python = folder / ".venv" / "bin" / "python"
-        self._copy()
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
         (packages,) = (folder / ".venv" / "lib").glob("python3*/site-packages")
         (packages / "copy.pth").write_text(f"{folder}\n{site.getsitepackages()[0]}\n")
         self._copy_commands()
-
-    def _copy(self) -> None:
-        links = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-        for name in tracked():
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(REPOSITORY / name, self.folder / name)
-        for name in links.stdout.splitlines():
-            if (REPOSITORY / name).is_symlink():
-                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (self.folder / name).symlink_to((REPOSITORY / name).readlink())
 
     def _copy_commands(self) -> None:
         """Copy the commands of this environment, such as `tidegate`, for the copy's Python."""
