@@ -2,33 +2,17 @@
 
 import re
 import subprocess
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECONDS_PER_COMMAND = 900
 
 
-@dataclass(frozen=True)
-class Command:
-    """A line of a console block and the output shown below it."""
-
-    line: str
-    shown: list[str]
-
-
 def blocks(document: Path, *, begin: str = "", end: str = "") -> list[tuple[str, str]]:
     """Return the blocks of a document, or of a part of it, with their languages."""
     text = document.read_text(encoding="utf-8")
     return BLOCK.findall(text, text.index(begin), text.index(end) if end else len(text))
-
-
-def commands(block: str) -> list[Command]:
-    """Split a console block at its prompts."""
-    _, *parts = re.split(r"^\$ ", block, flags=re.MULTILINE)
-    return [Command(lines[0], lines[1:]) for part in parts if (lines := part.splitlines())]
 
 
 class Shell:
@@ -45,27 +29,16 @@ class Shell:
             file = self.folder / content.splitlines()[0].removeprefix("# ")
             file.parent.mkdir(exist_ok=True)
             file.write_text(content, encoding="utf-8")
-        elif language == "console":
-            for command in commands(content):
-                self._run(command)
+        for command in re.split(r"^\$ ", content, flags=re.MULTILINE)[1:] if language == "console" else []:
+            line, *shown = command.splitlines()
+            self._run(line, shown)
 
-    def _run(self, command: Command) -> None:
-        started = time.monotonic()
-        done = subprocess.run(
-            ["bash", "-c", f'{command.line} && env -0 > "{self._notes}"'],
-            cwd=self.folder,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=SECONDS_PER_COMMAND,
-            check=False,
-        )
-        print(f"$ {command.line}  # {time.monotonic() - started:.1f} s\n{done.stdout}")  # noqa: T201 - shown if a test fails
-        assert done.returncode == 0, f"$ {command.line}\n{done.stdout}"
-        assert _fits(command.shown, done.stdout.splitlines()), (
-            f"$ {command.line}\nshown: {command.shown}\nprinted: {done.stdout}"
-        )
+    def _run(self, line: str, shown: list[str]) -> None:
+        bash = ["bash", "-c", f'{line} && env -0 > "{self._notes}"']
+        piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": SECONDS_PER_COMMAND}
+        done = subprocess.run(bash, cwd=self.folder, env=self._environment, check=False, **piped)
+        assert done.returncode == 0, f"$ {line}\n{done.stdout}"
+        assert _fits(shown, done.stdout.splitlines()), f"$ {line}\nshown: {shown}\nprinted: {done.stdout}"
         variables = self._notes.read_text().split("\0")
         self._environment = dict(variable.split("=", 1) for variable in variables if "=" in variable)
         self.folder = Path(self._environment["PWD"])
