@@ -1,10 +1,10 @@
-"""For every kind of state: after deaths around each COMMIT, of a redo too, it is what plain Python makes of the rows."""
+"""For every kind of state: after deaths around each COMMIT, of a redo too, it is what DuckDB makes of the rows."""
 
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
 
+import duckdb
 import pytest
 
 from tests import steps
@@ -36,46 +36,34 @@ PIPELINE = Pipeline(
 )
 
 
-def expected(batches: list[list[Row]]) -> dict[str, Any]:
-    """Compute each state in plain Python."""
-    rows = [(txid, *row) for txid, batch in enumerate(batches, start=1) for row in batch]
-    lines, sums, hours = Counter[str](), Counter[str](), Counter[tuple[str, datetime]]()
-    for _, name, amount, second in rows:
-        lines[name] += 1
-        sums[name] += amount
-        hours[name, datetime.fromtimestamp(second // HOUR * HOUR, UTC)] += amount
-    newest = {name: max((second, amount) for _, other, amount, second in rows if other == name) for name in sums}
-    return {
-        "sums": sorted((name, lines[name], sums[name]) for name in sums),
-        "overall": [(sum(sums.values()),)] if batches else [],
-        "newest": sorted((name, amount, second) for name, (second, amount) in newest.items()),
-        "versions": sorted((name, amount, second) for _, name, amount, second in rows),
-        "log": sorted((txid, name, amount) for txid, name, amount, _ in rows),
-        "hours": sorted((*window, amount) for window, amount in hours.items()),
-    }
-
-
-COLUMNS = {
-    "sums": ("name", "lines", "amount"),
-    "overall": ("amount",),
-    "newest": ("name", "amount", "second"),
-    "versions": ("name", "amount", "second"),
-    "log": ("txid", "name", "amount"),
-    "hours": ("name", "window_start", "amount"),
+# What each state has, of the rows of the committed batches.
+EXPECTED = {
+    "sums": "SELECT name, count(*) AS lines, sum(amount) AS amount FROM lines GROUP BY name",
+    "overall": "SELECT sum(amount) AS amount FROM lines HAVING count(*) > 0",
+    "newest": "SELECT name, arg_max(amount, second) AS amount, max(second) AS second FROM lines GROUP BY name",
+    "versions": "SELECT name, amount, second FROM lines",
+    "log": "SELECT txid, name, amount FROM lines",
+    "hours": f"SELECT name, second // {HOUR} * {HOUR} AS window_start, sum(amount) AS amount FROM lines GROUP BY ALL",
 }
 
 
 def check(settings: Settings, at: object) -> None:
     """Compare every state, and the changes of one, with those of the committed batches."""
-    with StateStore.connect(settings) as store:
-        batches = BATCHES[: store.committed("every")]
-        states = {state.name: store.state_rows(state) for state in PIPELINE.spec.states}
-        found = {name: sorted(tuple(row[c] for c in COLUMNS[name]) for row in rows) for name, rows in states.items()}
+    with StateStore.connect(settings) as store, duckdb.connect() as oracle:
+        oracle.execute("CREATE TABLE lines (txid int, name text, amount int, second int)")
+        for txid, batch in enumerate(BATCHES[: store.committed("every")], start=1):
+            oracle.executemany("INSERT INTO lines VALUES (?, ?, ?, ?)", [(txid, *row) for row in batch])
+        for state in PIPELINE.spec.states:
+            expected = oracle.sql(EXPECTED[state.name])
+            found = [[row[column] for column in expected.columns] for row in store.state_rows(state)]
+            found = [tuple(v.timestamp() if isinstance(v, datetime) else v for v in row) for row in found]
+            assert sorted(found) == sorted(expected.fetchall()), (state.name, at)
         gained = Counter[str]()
         for change in store.changes(PIPELINE.spec.states[0]):
             gained[change["name"]] += change["amount"] - (change["previous_amount"] or 0)
-    assert found == expected(batches), at
-    assert sorted(gained.items()) == [(name, amount) for name, _, amount in found["sums"]], at
+        assert (
+            sorted(gained.items()) == oracle.sql("SELECT name, sum(amount) FROM lines GROUP BY ALL ORDER BY ALL").fetchall()
+        ), at
 
 
 @pytest.mark.promise("I2", "I13", "fault:process-dies-at-any-statement:commit")
