@@ -1,4 +1,4 @@
-"""The real store behind the model's steps: the only module of this folder that knows how it is called.
+"""The real store under the model's steps: the only module of this folder that knows how it is called.
 
 `Actors.do` runs a step of the model, by its name and arguments, as a process would, and returns what the store answers in the
 model's words; `Actors.interleave` runs two, of which the first is held before one of its statements until the second has ended
@@ -6,76 +6,48 @@ or waits for a lock. `Actors.observe` reads the whole ledger and the states in o
 looks like there. Nothing is replaced by a fake but the computation: partials are made of positions here instead of by Spark.
 """
 
-import io
+import json
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from unittest.mock import patch
 
 import psycopg2
-import sqlalchemy as sa
 from psycopg2.errors import UndefinedTable
-from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
 
-from tests.batches import Stream, end_of, plan_again
-from tests.crashes import Crash
+from tests import store as ledger
+from tests.batches import Stream, end_of, plan_again, stage
+from tests.crashes import COMMIT, Crash, watched
 from tests.model.core import WINDOW, World, is_bad, key_of
-from tests.store import (
-    QUARANTINED,
-    Attempt,
-    Commit,
-    Mend,
-    NewInput,
-    NotStarted,
-    PipelineSpec,
-    Pruned,
-    QuarantineSpec,
-    Redo,
-    ReplanNeeded,
-    Staged,
-    StagedPartition,
-    Tracked,
-    copy_rows,
-    digest_statement,
-    encode_metadata,
-    registration,
-    retirement,
-    state_tables,
-    tables,
-)
+from tests.postgres_versions import AnyPostgres, running
 from tidegate import migrations
 from tidegate.jobs import Count, Pipeline, Rows, State, Sum
+from tidegate.stack.components.server_process import reserve_port
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
 
-VERSIONS = (1, 2)
-PATIENCE_SECONDS = 30
-# What a reset puts back; partitions stay as they are, and so do the notes of them.
-AS_USUAL = "SET session_replication_role = origin; RESET tidegate.writer"
-KEPT = [table for table in tables.ledger.tables if table != "tidegate.state_range"]
-Handle = tuple[int, int, int]  # of an attempt: txid, number, and the history in which it began
-
-
-class Kinds(NamedTuple):
-    """The kinds of a pipeline's source and states, whether it sets bad records aside, and whether a state records changes."""
-
-    source: Literal["transactional", "opaque"]
-    states: Literal["transactional", "opaque"]
-    quarantines: bool = False
-    records_changes: bool = False
-
-
-ALL_KINDS = (
-    Kinds("transactional", "transactional"),
-    Kinds("opaque", "opaque", quarantines=True),
-    Kinds("transactional", "opaque", records_changes=True),
+# A pipeline for each: its source, its states, whether bad records are set aside, whether a state records changes.
+FIRST_WORLDS = (
+    World("transactional", "transactional"),
+    World("opaque", "opaque", quarantines=True),
+    World("transactional", "opaque", records_changes=True),
 )
+VERSIONS = (1, 2)
+OF_ATTEMPTS = {"stage", "seal", "fail", "beat", "lose_staging", "fall_silent"}
+PATIENCE_SECONDS = 30
+BY = ("an operator", "a test")
+# What steps answer that return nothing.
+DONE = {"seal": "sealed", "skip": "skipped in its turn", "halt": "halted", "mend": "mended", "replay": "nothing waits"}
+DONE |= {"deploy": "deployed", "prune": "pruned", "back_up": "copied", "restore": "restored"}
+DONE |= {"lose_staging": "lost", "fall_silent": "silent"}
+Handle = tuple[int, int, int]  # of an attempt: txid, number, and the history in which it began
 
 
 class Call(NamedTuple):
@@ -86,6 +58,13 @@ class Call(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.step}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
+
+
+class Did(NamedTuple):
+    """What a step answered, and whether its fault has struck, or it was held, or has waited."""
+
+    answer: str
+    has_fired: bool = False
 
 
 # Faults
@@ -115,11 +94,11 @@ class Script:
         """Pass one more statement: be held before it, or die."""
         self.backend = connection.info.backend_pid
         self.statements += 1
-        self._writes = self._writes or re.match(r"INSERT|UPDATE|DELETE|CREATE|DROP|ALTER|WITH", statement.lstrip()) is not None
+        self._writes |= re.match(r"INSERT|UPDATE|DELETE|CREATE|DROP|ALTER|WITH", statement.lstrip()) is not None
         if self.hold_at == self.statements:
             self.is_held.set()
             assert self.may_go_on.wait(PATIENCE_SECONDS), f"held for ever before {statement}"
-        if self.fault is not None and self.fault.kind == "dies" and self.fault.statement == self.statements:
+        if self.fault == Fault("dies", self.statements):
             self.has_fired = True
             raise Crash(statement)
 
@@ -128,13 +107,12 @@ class Script:
         self.reach(connection, "COMMIT")
         is_cut = self.fault is not None and self.fault.kind != "dies" and self._writes and not self.has_fired
         self._writes = False
+        if not is_cut or self.fault == Fault("cut after COMMIT"):
+            send()
         if is_cut:
             self.has_fired = True
-            if self.fault == Fault("cut after COMMIT"):
-                send()
             connection.close()
             raise psycopg2.OperationalError("server closed the connection unexpectedly")
-        send()
 
 
 _scripts: dict[int, Script] = {}
@@ -148,58 +126,42 @@ def scripted() -> Iterator[None]:
         if script := _scripts.get(threading.get_ident()):
             script.reach(cursor.connection, statement)
 
-    real_commit = PGDialect_psycopg2.do_commit
-
     def do_commit(dialect: Any, connection: Any) -> None:
         if script := _scripts.get(threading.get_ident()):
-            script.commit(connection.driver_connection, lambda: real_commit(dialect, connection))
+            script.commit(connection.driver_connection, lambda: COMMIT(dialect, connection))
         else:
-            real_commit(dialect, connection)
+            COMMIT(dialect, connection)
 
-    sa.event.listen(sa.Engine, "before_cursor_execute", before_statement)
-    try:
-        with patch.object(PGDialect_psycopg2, "do_commit", do_commit):
-            yield
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", before_statement)
-
-
-# Pipelines
-
-
-def declared(kinds: Kinds, version: int) -> PipelineSpec:
-    """Declare a pipeline of these kinds, with a keyed state and one of appended rows."""
-    name = f"{kinds.source[:2]}_{kinds.states[:2]}"
-    aggregates = {"records": Count(), "total": Sum("bit")}
-    keyed = State(key={"key": "text"}, aggregates=aggregates, kind=kinds.states, changes=kinds.records_changes)
-    return Pipeline(
-        name=name,
-        source=Stream(kinds.source),
-        states={f"{name}_keyed": keyed, f"{name}_log": Rows({"record": "bigint"})},
-        window=WINDOW,
-        version=version,
-        on_poison="quarantine" if kinds.quarantines else "block",
-    ).spec
+    with watched(before_statement, do_commit):
+        yield
 
 
 # The real store
 
 
+def declared(world: World, version: int) -> ledger.PipelineSpec:
+    """Declare a pipeline of a world's kinds, with a keyed state and one of appended rows."""
+    name = f"{world.source[:2]}_{world.states[:2]}"
+    aggregates = {"records": Count(), "total": Sum("bit")}
+    keyed = State(key={"key": "text"}, aggregates=aggregates, kind=world.states, changes=world.records_changes)
+    return Pipeline(
+        name=name,
+        source=Stream(world.source),
+        states={f"{name}_keyed": keyed, f"{name}_log": Rows({"record": "bigint"})},
+        window=WINDOW,
+        version=version,
+        on_poison="quarantine" if world.quarantines else "block",
+    ).spec
+
+
 @dataclass
-class _StagedRows:
-    """What an attempt has staged last, and whether it has sealed that."""
+class Begun:
+    """An attempt that a process knows it has begun; what it has staged last, and whether it has sealed that."""
 
-    partitions: list[StagedPartition]
-    tracked: Tracked
-    are_sealed: bool = False
-
-
-@dataclass
-class Did:
-    """What a step answered, and whether its fault has struck."""
-
-    answer: str
-    has_fired: bool = False
+    attempt: ledger.Attempt
+    partitions: Sequence[ledger.StagedPartition] = ()
+    tracked: ledger.Tracked = ledger.Tracked(0)
+    is_sealed: bool = False
 
 
 class Actors:
@@ -214,68 +176,61 @@ class Actors:
         self._administrator.autocommit = True
         self._threads = ThreadPoolExecutor(2)
         self._numbers = count(100)
-        self._specs = {(kinds, version): declared(kinds, version) for kinds in ALL_KINDS for version in VERSIONS}
-        self.waited = 0
-        self._register()
-        self.begin(ALL_KINDS[0])
+        self._specs = {(first, version): declared(first, version) for first in FIRST_WORLDS for version in VERSIONS}
+        specs = [self._specs[first, VERSIONS[0]] for first in FIRST_WORLDS]
+        with migrations.connected(settings) as connection:
+            ledger.state_tables.metadata_of(tuple(specs)).create_all(connection)
+            for spec in specs:
+                ledger.registration.register(connection, spec)
+        self._execute("CREATE SCHEMA empty; CREATE SCHEMA copy")
+        for spec in specs:
+            self._copy(spec, "empty", "CREATE TABLE IF NOT EXISTS {copy} AS TABLE {table};")
+            self._copy(spec, "copy", "CREATE TABLE IF NOT EXISTS {copy} AS TABLE {table} WITH NO DATA;")
+        self.begin(FIRST_WORLDS[0])
 
     def close(self) -> None:
-        """Close all connections."""
         self._threads.shutdown()
-        self.store.close()
-        self.owner.close()
-        self._stager.close()
-        self._administrator.close()
+        for connected in (self.store, self.owner, self._stager, self._administrator):
+            connected.close()
 
-    def _register(self) -> None:
-        """Register the pipelines, and keep the rows of an empty ledger for `begin`."""
-        first = [self._specs[kinds, VERSIONS[0]] for kinds in ALL_KINDS]
-        with migrations.connected(self.settings) as connection:
-            state_tables.metadata_of(tuple(first)).create_all(connection)
-            for spec in first:
-                registration.register(connection, spec)
-        states = [f"state.{name}" for spec in first for name in spec.tables]
-        self._execute(
-            f"CREATE SCHEMA empty; CREATE SCHEMA copy; {''.join(f'CREATE TABLE empty.{_bare(t)} AS TABLE {t};' for t in KEPT)}"
-            f"{''.join(f'CREATE TABLE copy.{_bare(t)} AS TABLE {t} WITH NO DATA;' for t in [*KEPT, *states])}"
-        )
-
-    def begin(self, kinds: Kinds) -> None:
-        """Empty the ledger, the states and staging, and go on with the pipeline of these kinds."""
-        self.kinds, self.code = kinds, VERSIONS[0]
-        self._attempts: dict[Handle, Attempt] = {}
-        self._staged: dict[Handle, _StagedRows] = {}
+    def begin(self, first: World) -> None:
+        """Empty the ledger, the states and staging, and go on with the pipeline of this world."""
+        self.first, self.code = first, VERSIONS[0]
+        self.begun: dict[Handle, Begun] = {}
         self._histories: dict[str, int] = {}
-        put_back = "".join(f"DELETE FROM {t}; INSERT INTO {t} OVERRIDING SYSTEM VALUE TABLE empty.{_bare(t)};" for t in KEPT)
-        emptied = "".join(f"DELETE FROM state.{name};" for name in self.spec.tables)
         self._execute("TRUNCATE copy.cursor")
-        self._execute(
-            f"{self._as_an_apply_worker} {self._drop_staging()} {put_back} {emptied}"
-            f"UPDATE tidegate.cursor SET history = gen_random_uuid(); {AS_USUAL}"
-        )
+        self._put_back("empty", "UPDATE tidegate.cursor SET history = gen_random_uuid();")
         self._note_history()
 
     @property
-    def _as_an_apply_worker(self) -> str:
-        """Return the statements after which no trigger fires but the guard of the states, which lets this session write."""
-        return f"SET session_replication_role = replica; SET tidegate.writer = '{self.spec.name}';"
+    def spec(self) -> ledger.PipelineSpec:
+        """The pipeline as the code that runs declares it."""
+        return self._specs[self.first, self.code]
 
-    def _drop_staging(self) -> str:
-        """Return the statement that drops all staging tables."""
-        found = self._execute(
+    def _copy(self, spec: ledger.PipelineSpec, schema: str, statement: str) -> None:
+        """Run a statement for each table of the ledger, and of the states, and its copy in a schema.
+
+        Partitions stay as they are, and so do the notes of them.
+        """
+        names = [*(each for each in ledger.tables.ledger.tables if each != "tidegate.state_range")]
+        names += [f"state.{each}" for each in spec.tables]
+        self._execute("".join(statement.format(table=t, copy=f"{schema}.{t.rpartition('.')[2]}") for t in names))
+
+    def _put_back(self, schema: str, then: str = "") -> None:
+        """Put copies in the place of all tables, and drop staging; no trigger fires but the states' guard, which agrees."""
+        self._execute(f"SET session_replication_role = replica; SET tidegate.writer = '{self.spec.name}'")
+        staging = (
             "SELECT format('staging.%I', relname) FROM pg_class WHERE relkind = 'r' AND relnamespace = 'staging'::regnamespace"
         )
-        return f"DROP TABLE {', '.join(name for (name,) in found)};" if found else ""
+        if found := self._execute(staging):
+            self._execute(f"DROP TABLE {', '.join(name for (name,) in found)}")
+        self._copy(self.spec, schema, "DELETE FROM {table}; INSERT INTO {table} OVERRIDING SYSTEM VALUE TABLE {copy};")
+        self._execute(f"{then} SET session_replication_role = origin; RESET tidegate.writer")
 
-    @property
-    def _copied(self) -> list[str]:
-        """The tables that a copy of the database has here: the ledger, and the states of the pipeline."""
-        return [*KEPT, *(f"state.{name}" for name in self.spec.tables)]
-
-    @property
-    def spec(self) -> PipelineSpec:
-        """The pipeline as the code that runs declares it."""
-        return self._specs[self.kinds, self.code]
+    def _execute(self, statement: str, parameters: Any = None) -> list[tuple]:
+        with self._administrator.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            return cursor.fetchall() if cursor.description else []
 
     # Run steps
 
@@ -289,181 +244,128 @@ class Actors:
         held = self._threads.submit(self._run, first, script)
         while not (script.is_held.wait(0.001) or held.done()):
             pass
+        script.has_fired = script.is_held.is_set()
         running = self._threads.submit(self._run, second, other)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not running.done() and not self._waits(other.backend):
+        while not (running.done() or other.has_fired):
             assert time.monotonic() < deadline, f"{second} neither ends nor waits"
             time.sleep(0.001)
-        script.has_fired = script.is_held.is_set()
-        if not running.done():
-            other.has_fired = True
+            blocked = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
+            other.has_fired = other.backend is not None and self._execute(blocked, [other.backend])[0][0]
         script.may_go_on.set()
         return held.result(PATIENCE_SECONDS), running.result(PATIENCE_SECONDS)
 
-    def knows(self, attempt: Handle) -> bool:
-        """Return whether a process has learned that it has begun this attempt."""
-        return attempt in self._attempts
-
-    def _waits(self, backend: int | None) -> bool:
-        return backend is not None and self._execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [backend])[0][0]
-
     def _run(self, call: Call, script: Script) -> Did:
         _scripts[threading.get_ident()] = script
+        arguments = dict(call.arguments)
+        if call.step in OF_ATTEMPTS:
+            arguments["at"] = (arguments.pop("txid"), arguments.pop("number"), arguments.pop("history", 0))
         try:
-            answer = getattr(self, f"_{call.step}")(**call.arguments)
+            answer = self._steps()[call.step](**arguments)
+            if isinstance(answer, ledger.Commit):
+                how = f"{'already ' * answer.already_committed}{'committed' if answer.skipped_reason is None else 'skipped'}"
+                answer = f"{how} {answer.txid}:{answer.attempt}"
         except TidegateError as error:
             answer = error.code
         except Crash:
             answer = "died"
         finally:
             del _scripts[threading.get_ident()]
-        return Did(answer, script.has_fired)
+        return Did(DONE[call.step] if answer is None else str(answer), script.has_fired)
 
-    # The steps of the core
+    def _steps(self) -> dict[str, Callable[..., Any]]:
+        """Return the steps: those of one call as they are, all others are methods."""
+        store, owner, spec, name = self.store, self.owner, self.spec, self.spec.name
+        methods = {step: getattr(self, f"_{step}") for step in METHODS}
+        return methods | {
+            "fail": lambda at, **how: f"{store.fail_attempt(self.begun[at].attempt, 'BROKEN: it broke.', **how)} tries",
+            "beat": lambda at: store.keep_alive(self.begun[at].attempt),
+            "commit": lambda txid: store.commit_batch(spec, txid, "a process"),
+            "commit_ready": lambda: f"committed {[f'{d.txid}:{d.attempt}' for d in store.commit_ready(spec, 'a process')]}",
+            "skip": lambda txid: store.skip_batch(spec, txid, *BY),
+            "redo": lambda txid: f"redone {txid}:{owner.redo_batch(spec, txid, ledger.Redo(*BY)).attempt}",
+            "give_up": lambda txid, tries: store.give_up(name, txid, "the policy", "it is bad", tries=tries),
+            "halt": lambda txid: store.halt_batch(name, txid, "a person has to look"),
+            "retry": lambda txid=None: f"retried {store.retry(name, txid, *BY)}",
+            "pause": lambda: store.pause(name, *BY),
+            "resume": lambda: store.resume(name, *BY),
+            "retire": lambda: "retired already" if owner.retire(name, ledger.retirement.Request(*BY)).already else "retired",
+            "reinstate": lambda: owner.reinstate(name, *BY),
+            "deploy": lambda version: setattr(self, "code", version),
+            "mend": lambda txid, number: store.mend_quarantined(name, txid, number, ledger.Mend("mended", *BY)),
+            "drop_old_staging": lambda: store.drop_old_staging(spec),
+            "back_up": lambda: self._copy(spec, "copy", "TRUNCATE {copy}; INSERT INTO {copy} TABLE {table};"),
+            "restore": lambda **_: self._put_back("copy"),
+        }
 
     def _plan(self, sizes: tuple[int, ...], *, takes_up: bool = False) -> str:
-        run_id = f"run {next(self._numbers)}"
-        while True:
+        run_id, txids = f"run {next(self._numbers)}", None
+        while txids is None:  # unless another planner was first
             after = self.store.last_opened(self.spec.name)
             pending = self.store.uncommitted(self.spec.name, 1000) if takes_up else []
             start, metadata = end_of(after.metadata if after else None), []
             for size in sizes:
-                metadata.append(encode_metadata({"start": start, "end": start + size}))
+                metadata.append(ledger.encode_metadata({"start": start, "end": start + size}))
                 start += size
             txids = self.store.open_batches(self.spec, run_id, pending, after, metadata)
-            if txids is not None:  # else another planner was first
-                return f"opened {txids}"
+        return f"opened {txids}"
 
-    def _start(self, txid: int, mode: Any = "resume", size: int = 1) -> str:
-        new_input: NewInput | None = None
-        while True:
+    def _start(self, txid: int, mode: Any = "resume", size: int = 1) -> Any:
+        begun = self.store.start_attempt(self.spec, txid, "a process", mode=mode)
+        while isinstance(begun, ledger.ReplanNeeded):
+            new_input = ledger.NewInput(ledger.encode_metadata(plan_again(begun, size)), begun.continues)
             begun = self.store.start_attempt(self.spec, txid, "a process", mode=mode, new_input=new_input)
-            if isinstance(begun, ReplanNeeded):
-                new_input = NewInput(encode_metadata(plan_again(begun, size)), begun.continues)
-                continue
-            if isinstance(begun, Attempt):
-                history = self._histories.setdefault(str(begun.history), len(self._histories))
-                self._attempts[begun.txid, begun.number, history] = begun
-                return f"attempt {begun.number}"
-            return begun.name if isinstance(begun, NotStarted) else _done(begun)
+        if isinstance(begun, ledger.Attempt):
+            history = self._histories.setdefault(str(begun.history), len(self._histories))
+            self.begun[begun.txid, begun.number, history] = Begun(begun)
+            return f"attempt {begun.number}"
+        return begun.name if isinstance(begun, ledger.NotStarted) else begun
 
-    def _stage(self, txid: int, number: int, history: int = 0) -> str:
-        attempt = self._attempts[txid, number, history]
-        good, bad = self._read(attempt)
+    def _stage(self, at: Handle) -> str:
+        begun = self.begun[at]
+        good, bad = self._read(begun.attempt)
         rows: dict[str, list[list[Any]]] = {
-            self.spec.states[0].name: [[key, len(of_key), sum(1 << p for p in of_key)] for key, of_key in _by_key(good)],
+            self.spec.states[0].name: [[key, len(of_key), _total(of_key)] for key, of_key in _by_key(good).items()],
             self.spec.states[1].name: [[position, position] for position in good],
+            ledger.QuarantineSpec(self.spec.name).name: [["it is bad", f"{p:03}", str(p), "true"] for p in bad],
         }
-        if self.spec.quarantines:
-            rows[QuarantineSpec(self.spec.name).name] = [["it is bad", f"{p:03}", str(p), "true"] for p in bad]
-        task_attempt = next(self._numbers)
         try:
             with self._stager, self._stager.cursor() as cursor:
-                partitions = [_copy(cursor, staged, attempt, rows[staged.name], task_attempt) for staged in self.spec.staged]
+                partitions = [stage(cursor, begun.attempt, each, rows[each.name]) for each in self.spec.staged]
         except UndefinedTable:
             return "UNPROCESSED"
-        known = self._staged.get((txid, number, history))
-        if known is None or not known.are_sealed:
-            tracked = Tracked(len(good) + len(bad), sum(1 << p for p in (*good, *bad)), len(bad))
-            self._staged[txid, number, history] = _StagedRows(partitions, tracked)
+        if not begun.is_sealed:
+            begun.partitions, begun.tracked = partitions, ledger.Tracked(len(good) + len(bad), _total([*good, *bad]), len(bad))
         return "staged"
 
-    def _seal(self, txid: int, number: int, history: int = 0, *, other_rows: bool = False) -> str:
-        staged = self._staged.get((txid, number, history), _StagedRows([], Tracked(0)))
-        tracked = replace(staged.tracked, source_hash_sum=-1) if other_rows else staged.tracked
-        self.store.seal(self._attempts[txid, number, history], staged.partitions, tracked)
-        staged.are_sealed = True
-        return "sealed"
+    def _read(self, attempt: ledger.Attempt) -> tuple[list[int], list[int]]:
+        """Return the positions that an attempt's metadata names, and the bad ones among them; those in quarantine as mended."""
+        read = attempt.source_metadata
+        if ledger.QUARANTINED in read:
+            statement = "SELECT payload::int, mended_payload IS NOT NULL FROM tidegate.quarantine WHERE pipeline = %s AND "
+            taken = self._execute(f"{statement} replayed_txid = %s ORDER BY txid, number", [self.spec.name, attempt.txid])
+        else:
+            taken = [(p, not (self.spec.quarantines and is_bad(p))) for p in range(read["start"], read["end"])]
+        return [p for p, counts in taken if counts], [p for p, counts in taken if not counts]
 
-    def _fail(self, txid: int, number: int, history: int = 0, *, is_poison: bool = False) -> str:
-        tries = self.store.fail_attempt(self._attempts[txid, number, history], "BROKEN: it broke.", is_poison=is_poison)
-        return f"{tries} tries"
-
-    def _beat(self, txid: int, number: int, history: int = 0) -> str:
-        return str(self.store.keep_alive(self._attempts[txid, number, history]))
-
-    def _commit(self, txid: int) -> str:
-        return _done(self.store.commit_batch(self.spec, txid, "a process"))
-
-    def _commit_ready(self) -> str:
-        return f"committed {[f'{done.txid}:{done.attempt}' for done in self.store.commit_ready(self.spec, 'a process')]}"
-
-    def _skip(self, txid: int) -> str:
-        done = self.store.skip_batch(self.spec, txid, "an operator", "it cannot be read")
-        return "skipped in its turn" if done is None else _done(done)
-
-    def _redo(self, txid: int) -> str:
-        done = self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
-        return f"redone {done.txid}:{done.attempt}"
-
-    # What operators do
-
-    def _give_up(self, txid: int, tries: int = 1) -> str:
-        return str(self.store.give_up(self.spec.name, txid, "the policy", "it is bad", tries=tries))
-
-    def _halt(self, txid: int) -> str:
-        self.store.halt_batch(self.spec.name, txid, "a person has to look")
-        return "halted"
-
-    def _retry(self, txid: int | None = None) -> str:
-        return f"retried {self.store.retry(self.spec.name, txid, 'an operator', 'it is mended')}"
-
-    def _pause(self) -> str:
-        return str(self.store.pause(self.spec.name, "an operator", "a test"))
-
-    def _resume(self) -> str:
-        return str(self.store.resume(self.spec.name, "an operator", "a test"))
-
-    def _retire(self) -> str:
-        done = self.owner.retire(self.spec.name, retirement.Request("an operator", "a test"))
-        return "retired already" if done.already else "retired"
-
-    def _reinstate(self) -> str:
-        return str(self.owner.reinstate(self.spec.name, "an operator", "a test"))
-
-    def _deploy(self, version: int) -> str:
-        self.code = version
-        return "deployed"
+    def _seal(self, at: Handle, *, other_rows: bool = False) -> None:
+        begun = self.begun[at]
+        tracked = replace(begun.tracked, source_hash_sum=-1) if other_rows else begun.tracked
+        self.store.seal(begun.attempt, begun.partitions, tracked)
+        begun.is_sealed = True
 
     def _migrate(self) -> str:
         with migrations.connected(self.settings) as connection:
-            return "registered" if registration.register(connection, self.spec) else "unchanged"
+            return "registered" if ledger.registration.register(connection, self.spec) else "unchanged"
 
-    def _mend(self, txid: int, number: int) -> str:
-        self.store.mend_quarantined(self.spec.name, txid, number, Mend("mended", "an operator", "a test"))
-        return "mended"
+    def _replay(self, txid: int | None = None) -> str | None:
+        done = self.store.replay_quarantined(self.spec, *BY, txid=txid)
+        return done and f"replays {done[1]} by {done[0]}"
 
-    def _replay(self, txid: int | None = None) -> str:
-        done = self.store.replay_quarantined(self.spec, "an operator", "a test", txid=txid)
-        return "nothing waits" if done is None else f"replays {done[1]} by {done[0]}"
-
-    def _drop_old_staging(self) -> str:
-        return str(self.store.drop_old_staging(self.spec))
-
-    def _prune(self, txid: int) -> str:
-        keyed, so_far = self.spec.states[0], Pruned(txid)
+    def _prune(self, txid: int) -> None:
+        so_far = ledger.Pruned(txid)
         while so_far.are_more:
-            so_far = self.owner.prune_changes(self.spec, keyed, so_far, "an operator", "a test")
-        return "pruned"
-
-    # An older copy
-
-    def _back_up(self) -> str:
-        self._execute("".join(f"TRUNCATE copy.{_bare(t)}; INSERT INTO copy.{_bare(t)} TABLE {t};" for t in self._copied))
-        return "copied"
-
-    def marked(self) -> tuple[int, int] | None:
-        """Return the last commit that the witness knows of the copy's history: its txid and attempt."""
-        found = self._execute("SELECT history::text FROM copy.cursor WHERE pipeline = %s", [self.spec.name])
-        mark = self.store.witness.mark_of(self.spec.name, found[0][0]) if found else None
-        return mark and mark.place
-
-    def _restore(self, marked: object) -> str:  # noqa: ARG002 - the model asks for it
-        put_back = "".join(
-            f"DELETE FROM {t}; INSERT INTO {t} OVERRIDING SYSTEM VALUE TABLE copy.{_bare(t)};" for t in self._copied
-        )
-        self._execute(f"{self._as_an_apply_worker} {self._drop_staging()} {put_back} {AS_USUAL}")
-        return "restored"
+            so_far = self.owner.prune_changes(self.spec, self.spec.states[0], so_far, *BY)
 
     def _accept(self) -> str:
         try:
@@ -476,132 +378,110 @@ class Actors:
         ((history,),) = self._execute("SELECT history::text FROM tidegate.cursor WHERE pipeline = %s", [self.spec.name])
         self._histories.setdefault(history, len(self._histories))
 
-    # Faults that strike from outside
+    def marked(self) -> tuple[int, int] | None:
+        """Return the last commit that the witness knows of the copy's history: its txid and attempt."""
+        found = self._execute("SELECT history::text FROM copy.cursor WHERE pipeline = %s", [self.spec.name])
+        mark = self.store.witness.mark_of(self.spec.name, found[0][0]) if found else None
+        return mark and mark.place
 
-    def _lose_staging(self, txid: int, number: int, history: int = 0, what: str = "table") -> str:
-        keyed = self.spec.states[0].name
+    def _lose_staging(self, at: Handle, what: str = "table") -> None:
+        table = f"staging.{self.spec.states[0].name}_{at[0]}_{at[1]}"
         if what == "table":
-            self._execute(f"DROP TABLE IF EXISTS staging.{keyed}_{txid}_{number}")
-        elif self._execute("SELECT to_regclass(%s)", [f"staging.{keyed}_{txid}_{number}"])[0][0]:
-            known = self._staged.get((txid, number, history))
-            own = [p.task_attempt for p in known.partitions] if known else []
-            table = f"staging.{keyed}_{txid}_{number}"
-            first = f"SELECT min(ctid) FROM {table} WHERE task_attempt = ANY(%s)"
-            self._execute(f"DELETE FROM {table} WHERE ctid = ({first})", [own])
-        return "lost"
+            self._execute(f"DROP TABLE IF EXISTS {table}")
+        elif self._execute("SELECT to_regclass(%s)", [table])[0][0]:
+            own = [p.task_attempt for p in self.begun[at].partitions]
+            self._execute(
+                f"DELETE FROM {table} WHERE ctid = (SELECT min(ctid) FROM {table} WHERE task_attempt = ANY(%s))", [own]
+            )
 
-    def _fall_silent(self, txid: int, number: int, history: int = 0) -> str:  # noqa: ARG002 - the model asks for it
-        own = [self.spec.name, txid, number]
-        self._execute(
-            "UPDATE tidegate.attempt SET seen_at = seen_at - interval '90 s' WHERE (pipeline, txid, attempt) = (%s, %s, %s)",
-            own,
-        )
-        return "silent"
+    def _fall_silent(self, at: Handle) -> None:
+        own = "UPDATE tidegate.attempt SET seen_at = seen_at - interval '90 s' WHERE (pipeline, txid, attempt) = (%s, %s, %s)"
+        self._execute(own, [self.spec.name, *at[:2]])
 
     # What is there
 
-    def observe(self) -> dict[str, Any]:
-        """Return what the ledger and the states hold, from one snapshot."""
-        keyed, log = (state.name for state in self.spec.states)
-        before = "previous_records, previous_total, previous_txid" if self.kinds.states == "opaque" else "NULL, NULL, NULL"
-        changes = f"state.{keyed}_changes" if self.kinds.records_changes else f"(SELECT * FROM state.{keyed} LIMIT 0)"
-        statement = _OBSERVED.format(keyed=keyed, log=log, before=before, changes=changes)
-        (seen,) = self._execute(statement, {"pipeline": self.spec.name})[0]
-        return {name: value or [] for name, value in seen.items()}
-
-    def _read(self, attempt: Attempt) -> tuple[list[int], list[int]]:
-        """Return the positions that an attempt's metadata names, and the bad ones among them; those in quarantine as mended."""
-        read = attempt.source_metadata
-        if QUARANTINED not in read:
-            positions = range(read["start"], read["end"])
-            bad = [position for position in positions if self.spec.quarantines and is_bad(position)]
-            return [position for position in positions if position not in bad], bad
-        statement = "SELECT payload::int, mended_payload IS NOT NULL FROM tidegate.quarantine WHERE pipeline = %s AND "
-        taken = self._execute(f"{statement} replayed_txid = %s ORDER BY txid, number", [self.spec.name, attempt.txid])
-        return [p for p, is_mended in taken if is_mended], [p for p, is_mended in taken if not is_mended]
-
-    def _execute(self, statement: str, parameters: Any = None) -> list[tuple]:
-        with self._administrator.cursor() as cursor:
-            cursor.execute(statement, parameters)
-            return cursor.fetchall() if cursor.description else []
+    def observe(self) -> dict[str, list[Any]]:
+        """Return the rows of the ledger and of the states, from one snapshot."""
+        keyed, log = (f"state.{state.name}" for state in self.spec.states)
+        of_keyed = f"txid, key, records, total, {PREVIOUS if self.first.states == 'opaque' else 'NULL, NULL, NULL'}"
+        parts = {part: (columns, f"tidegate.{part} t WHERE pipeline = '{self.spec.name}'") for part, columns in LEDGER.items()}
+        parts |= {"keyed": (of_keyed, keyed), "log": ("txid, record", log)}
+        if self.first.records_changes:
+            parts["changes"] = (of_keyed, f"{keyed}_changes")
+        rows = [f"'{part}', (SELECT json_agg(json_build_array({columns})) FROM {of})" for part, (columns, of) in parts.items()]
+        ((seen,),) = self._execute(f"SELECT json_build_object({', '.join(rows)})")
+        return {part: sorted(seen.get(part) or [], key=json.dumps) for part in (*LEDGER, "keyed", "log", "changes")}
 
 
-_WITH_PLAN = "coalesce(a.source_metadata, b.source_metadata)"
-_READ = "convert_from({}, 'UTF8')::json -> 'metadata'"
-_OBSERVED = f"""
-SELECT json_build_object(
-  'cursor', (SELECT json_build_array(txid, attempt) FROM tidegate.cursor WHERE pipeline = %(pipeline)s),
-  'batches', (SELECT json_agg(json_build_array(txid, {_READ.format("source_metadata")}, attempt, halted_at IS NOT NULL,
-     skip_reason IS NOT NULL, tries_after) ORDER BY txid) FROM tidegate.batch WHERE pipeline = %(pipeline)s),
-  'attempts', (SELECT json_agg(json_build_array(a.txid, a.attempt, {_READ.format(_WITH_PLAN)},
-     CASE WHEN sealed_at IS NOT NULL THEN 'sealed' WHEN failed_at IS NOT NULL THEN 'failed' ELSE 'open' END,
-     coalesce(is_poison, false), (SELECT coalesce(sum(rows), 0) FROM tidegate.seal s
-       WHERE (s.pipeline, s.txid, s.attempt) = (a.pipeline, a.txid, a.attempt))) ORDER BY a.txid, a.attempt)
-     FROM tidegate.attempt a JOIN tidegate.batch b USING (pipeline, txid) WHERE pipeline = %(pipeline)s),
-  'commits', (SELECT json_agg(json_build_array(txid, attempt, skipped_reason IS NOT NULL) ORDER BY txid)
-     FROM tidegate.commit WHERE pipeline = %(pipeline)s),
-  'keyed', (SELECT json_agg(json_build_array(txid, key, records, total, {{before}}) ORDER BY key) FROM state.{{keyed}}),
-  'changes', (SELECT json_agg(json_build_array(txid, key, records, total, {{before}}) ORDER BY txid, key) FROM {{changes}} c),
-  'log', (SELECT json_agg(json_build_array(txid, record) ORDER BY txid, record) FROM state.{{log}}),
-  'quarantine', (SELECT json_agg(json_build_array(txid, number, payload, replayed_txid, mended_payload IS NOT NULL)
-     ORDER BY txid, number) FROM tidegate.quarantine WHERE pipeline = %(pipeline)s),
-  'pipeline', (SELECT json_build_array(paused_at IS NOT NULL, retired_at IS NOT NULL, (declaration ->> 'version')::int)
-     FROM tidegate.pipeline WHERE pipeline = %(pipeline)s))
-"""
+METHODS = ("plan", "start", "stage", "seal", "migrate", "replay", "prune", "accept", "lose_staging", "fall_silent")
+PREVIOUS = "previous_records, previous_total, previous_txid"
+READ = "convert_from({}, 'UTF8')::json -> 'metadata'"
+OF_PLAN = "(SELECT source_metadata FROM tidegate.batch b WHERE (b.pipeline, b.txid) = (t.pipeline, t.txid))"
+OWN_SEALS = "(s.pipeline, s.txid, s.attempt) = (t.pipeline, t.txid, t.attempt)"
+LEDGER = {  # which columns of which tables are compared
+    "pipeline": "paused_at IS NOT NULL, retired_at IS NOT NULL, (declaration ->> 'version')::int",
+    "cursor": "txid, attempt",
+    "batch": f"txid, {READ.format('source_metadata')}, attempt, halted_at IS NOT NULL, skip_reason IS NOT NULL, tries_after",
+    "attempt": f"""txid, attempt, {READ.format(f"coalesce(source_metadata, {OF_PLAN})")},
+        CASE WHEN sealed_at IS NOT NULL THEN 'sealed' WHEN failed_at IS NOT NULL THEN 'failed' ELSE 'open' END,
+        coalesce(is_poison, false), (SELECT coalesce(sum(rows), 0) FROM tidegate.seal s WHERE {OWN_SEALS})""",
+    "commit": "txid, attempt, skipped_reason IS NOT NULL",
+    "quarantine": "txid, number, payload::int, replayed_txid, mended_payload IS NOT NULL",
+}
 
 
-def expected(world: World) -> dict[str, Any]:
+@contextmanager
+def running_actors() -> Iterator[Actors]:
+    """Run a server with a migrated database, and actors on it whose statements follow their scripts; without Spark."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory("-model", "tidegate-", memory, ignore_cleanup_errors=True) as folder, ExitStack() as held:
+        home = Path(folder)
+        home.chmod(0o711)
+        postgres = AnyPostgres(home, reserve_port(None, held), max_connections="60", synchronous_commit="off")
+        held.enter_context(running(postgres))
+        settings = replace(postgres.settings, witness_folder=home / "witness")
+        migrations.upgrade(settings, [])
+        actors = held.enter_context(closing(Actors(settings)))
+        held.enter_context(scripted())
+        yield actors
+
+
+def expected(world: World) -> dict[str, list[Any]]:
     """Return what `observe` returns if the store holds this world."""
     batches = list(enumerate(world.batches, 1))
-    attempts = [(txid, number, a) for txid, batch in batches for number, a in enumerate(batch.attempts, 1)]
 
-    def read(txid: int, source: Any) -> dict[str, Any]:
+    def read(source: Any) -> dict[str, Any]:
         position = {"start": source.start, "end": source.end}
-        return {QUARANTINED: source.replayed, "source": position} if source.replayed else position
+        return {ledger.QUARANTINED: source.replayed, "source": position} if source.replayed else position
 
-    def sealed(a: Any) -> int:
-        return len(_by_key(a.good)) + len(a.good) + len(a.bad) if a.phase == "sealed" else 0
+    def sealed(own: Any) -> int:
+        return len(_by_key(own.good)) + len(own.good) + len(own.bad) if own.phase == "sealed" else 0
 
     def row(key: str, r: Any) -> list[Any]:
         before = [None, None] if r.before is None else [len(r.before), _total(r.before)]
-        return [key, len(r.counted), _total(r.counted), *before, r.txid_before]
+        return [r.txid, key, len(r.counted), _total(r.counted), *before, r.txid_before]
 
-    return {
-        "cursor": [world.cursor, world.commits[-1].attempt if world.commits else None],
-        "batches": [
-            [txid, read(txid, b.input), len(b.attempts), b.is_halted, b.is_given_up, b.tries_after] for txid, b in batches
+    parts: dict[str, list[Any]] = {
+        "pipeline": [[world.is_paused, world.is_retired, world.version]],
+        "cursor": [[world.cursor, world.commits[-1].attempt if world.commits else None]],
+        "batch": [[n, read(b.input), len(b.attempts), b.is_halted, b.is_given_up, b.tries_after] for n, b in batches],
+        "attempt": [
+            [txid, number, read(own.input), own.phase, own.is_poison, sealed(own)]
+            for txid, batch in batches
+            for number, own in enumerate(batch.attempts, 1)
         ],
-        "attempts": [[txid, number, read(txid, a.input), a.phase, a.is_poison, sealed(a)] for txid, number, a in attempts],
-        "commits": [[txid, done.attempt, done.is_skipped] for txid, done in enumerate(world.commits, 1)],
-        "keyed": [[r.txid, *row(key, r)] for key, r in sorted(world.keyed)],
-        "changes": [[txid, *row(key, r)] for txid, key, r in sorted(world.changes, key=lambda change: change[:2])],
-        "log": [list(entry) for entry in sorted(world.log)],
-        "quarantine": [[r.txid, r.number, str(r.position), r.replayed_by, r.is_mended] for r in sorted(world.aside)],
-        "pipeline": [world.is_paused, world.is_retired, world.version],
+        "commit": [[txid, *done] for txid, done in enumerate(world.commits, 1)],
+        "quarantine": [list(record) for record in world.aside],
+        "keyed": [row(*each) for each in world.keyed],
+        "log": [list(entry) for entry in world.log],
+        "changes": [row(key, left) for _, key, left in world.changes],
     }
+    return {part: sorted(rows, key=json.dumps) for part, rows in parts.items()}
 
 
-def _total(positions: tuple[int, ...]) -> int:
+def _total(positions: Sequence[int]) -> int:
     return sum(1 << position for position in positions)
 
 
-def _by_key(positions: Sequence[int]) -> list[tuple[str, list[int]]]:
-    return [(key, [p for p in positions if key_of(p) == key]) for key in sorted({key_of(p) for p in positions})]
-
-
-def _copy(cursor: Any, staged: Staged, attempt: Attempt, rows: list[list[Any]], task_attempt: int) -> StagedPartition:
-    """Copy rows into staging as a Spark task would, in the stager's role."""
-    table = state_tables.staging_table_of(staged, attempt.txid, attempt.number)
-    content = io.BytesIO("".join(",".join(map(str, [*row, task_attempt])) + "\n" for row in rows).encode())
-    digest = digest_statement(staged, attempt.txid, attempt.number)
-    written, checksum = copy_rows(cursor, table.name, list(table.c.keys()), content, task_attempt, digest)
-    return StagedPartition(staged.name, 0, task_attempt, written, checksum)
-
-
-def _done(done: Commit) -> str:
-    word = "committed" if done.skipped_reason is None else "skipped"
-    return f"{'already ' if done.already_committed else ''}{word} {done.txid}:{done.attempt}"
-
-
-def _bare(table: str) -> str:
-    return table.rpartition(".")[2]
+def _by_key(positions: Sequence[int]) -> dict[str, list[int]]:
+    return {key: [p for p in positions if key_of(p) == key] for key in sorted({key_of(p) for p in positions})}

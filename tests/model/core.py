@@ -1,6 +1,6 @@
 """The core of the protocol in plain Python: from the plan of a batch to its commit, its redo, its skip, the loss of its rows.
 
-A `World` is what the ledger and the states of one pipeline hold. Each function below is one step of `StateStore`: it takes a
+A `World` is what the ledger and the states of one pipeline hold. Each step of `StateStore` is a function here: it takes a
 world and returns the next one, and what the step answers: a word, or the code of the error that it raises. A step that is
 refused changes nothing. Numbers such as I4 are rules of docs/protocol.md.
 
@@ -11,7 +11,9 @@ state keeps the positions that have counted in it, so that one that is lost, or 
 from typing import Literal, NamedTuple
 
 WINDOW = 2  # the batches that may be begun and not committed
-BATCHES_TOGETHER = 100
+TOGETHER = {"transactional": 100, "opaque": 1}  # the batches of one commit: opaque states keep what was before one
+
+# What the ledger and the states hold
 
 
 class Input(NamedTuple):
@@ -34,14 +36,8 @@ class Attempt(NamedTuple):
     is_poison: bool = False
     good: tuple[int, ...] = ()  # the staged records that count, and those that are set aside
     bad: tuple[int, ...] = ()
-    damage: Literal["", "rows", "table"] = ""
-    is_dropped: bool = False  # its staging, because its batch has committed long ago
+    damage: Literal["", "rows", "table", "dropped"] = ""  # of its staging: dropped when its batch had committed long ago
     read_other_rows: bool = False  # whether the source gave it other ones than the planned ones
-
-    @property
-    def rows_read(self) -> tuple[list[int], bool]:
-        """The rows that the source gave it, as their sum of hashes shows them (I11)."""
-        return sorted((*self.good, *self.bad)), self.read_other_rows
 
 
 class Batch(NamedTuple):
@@ -64,7 +60,7 @@ class Commit(NamedTuple):
     """The record of a committed batch: its attempt, and whether it was skipped, so has no rows."""
 
     attempt: int
-    is_skipped: bool
+    is_skipped: bool = False
 
 
 class Row(NamedTuple):
@@ -118,11 +114,25 @@ class World(NamedTuple):
 Step = tuple[World, str]
 
 
+def attempt(world: World, txid: int, number: int) -> Attempt:
+    return world.batches[txid - 1].attempts[number - 1]
+
+
+def with_batch(world: World, txid: int, **changes: object) -> World:
+    batch = world.batches[txid - 1]._replace(**changes)
+    return world._replace(batches=(*world.batches[: txid - 1], batch, *world.batches[txid:]))
+
+
+def with_attempt(world: World, txid: int, number: int, **changes: object) -> World:
+    attempts = world.batches[txid - 1].attempts
+    own = attempts[number - 1]._replace(**changes)
+    return with_batch(world, txid, attempts=(*attempts[: number - 1], own, *attempts[number:]))
+
+
 # What a batch reads
 
 
 def key_of(position: int) -> str:
-    """Return the key of a record."""
     return "abc"[position % 3]
 
 
@@ -143,14 +153,18 @@ def input_before(world: World, txid: int) -> Input | None:
     return current(world, txid - 1).input if txid > 1 else None
 
 
+def is_in_chain(world: World, txid: int) -> bool:
+    """Return whether a batch continues the one before as that is now (I12)."""
+    return current(world, txid).continues == input_before(world, txid)
+
+
 def records(world: World, txid: int, source: Input) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the positions that count for a batch with this input, and the bad ones that are set aside."""
     if source.replayed:
-        taken = [record for record in world.aside if record.replayed_by == txid]
-        return tuple(r.position for r in taken if r.is_mended), tuple(r.position for r in taken if not r.is_mended)
-    positions = range(source.start, source.end)
-    bad = tuple(position for position in positions if world.quarantines and is_bad(position))
-    return tuple(position for position in positions if position not in bad), bad
+        read = [(record.position, record.is_mended) for record in world.aside if record.replayed_by == txid]
+    else:
+        read = [(position, not (world.quarantines and is_bad(position))) for position in range(source.start, source.end)]
+    return tuple(position for position, counts in read if counts), tuple(position for position, counts in read if not counts)
 
 
 # Plan and process
@@ -160,97 +174,94 @@ def plan(world: World, sizes: tuple[int, ...], *, takes_up: bool = False) -> Ste
     """Freeze the inputs of new batches, one after another (I6), and lift the halts of the old ones that the run `takes_up`."""
     if sizes and world.code != world.version:
         return world, "DECLARATION_CHANGED"
-    batches = world.batches
-    pending = range(world.cursor + 1, len(batches) + 1) if takes_up else range(0)
-    batches = tuple(b._replace(is_halted=b.is_halted and txid not in pending) for txid, b in enumerate(batches, 1))
-    last = input_before(world, len(batches) + 1)
+    covered = [*range(world.cursor + 1, len(world.batches) + 1)] if takes_up else []
+    for txid in covered:
+        world = with_batch(world, txid, is_halted=False)
     for size in sizes:
+        covered.append(len(world.batches) + 1)
+        last = input_before(world, covered[-1])
         start = last.end if last else 0
-        new = Input(start, start + size)
-        batches, last = (*batches, Batch(new, last)), new
-    covered = [*pending, *range(len(world.batches) + 1, len(batches) + 1)]
-    return world._replace(batches=batches), f"opened {covered}"
+        world = world._replace(batches=(*world.batches, Batch(Input(start, start + size), last)))
+    return world, f"opened {covered}"
 
 
 def start(world: World, txid: int, mode: str = "resume", size: int = 1) -> Step:
     """Begin an attempt, which fences all older ones (I4); an opaque source chooses `size` records if it has to choose again."""
     if not 0 < txid <= len(world.batches):
         return world, "UNKNOWN_BATCH"
-    if mode == "redo":
-        if not may_redo(world, txid):
-            return world, "RANGE_REFUSED"
-    elif txid <= world.cursor:
+    if mode == "redo" and not may_redo(world, txid):
+        return world, "RANGE_REFUSED"
+    if mode != "redo" and txid <= world.cursor:
         return world, committed_already(world, txid)
     if world.code != world.version:
         return world, "DECLARATION_CHANGED"
-    batch, chosen, before = world.batches[txid - 1], current(world, txid), input_before(world, txid)
-    keeps_input = chosen.continues == before
-    if mode != "redo" and (why := why_not_started(world, txid, mode, keeps_input=keeps_input)):
+    if mode != "redo" and (why := why_not_started(world, txid, mode)):
         return world, why
-    read = chosen.input
-    if world.source == "opaque" and (batch.attempts or not keeps_input):
+    attempts, read, before = world.batches[txid - 1].attempts, current(world, txid).input, input_before(world, txid)
+    if world.source == "opaque" and (attempts or not is_in_chain(world, txid)):
         end = before.end if before else 0
-        read = Input(before.start, before.end, read.replayed) if read.replayed and before else Input(end, end + size)
-    older = tuple(a._replace(phase="failed") if a.phase == "open" else a for a in batch.attempts)
-    new = Attempt(read, before, world.code)
-    started = batch._replace(attempts=(*older, new), is_halted=False, is_given_up=False)
-    return with_batch(world, txid, started), f"attempt {len(started.attempts)}"
+        read = Input(before.start, end, read.replayed) if read.replayed and before else Input(end, end + size)
+    attempts = (*ended(attempts), Attempt(read, before, world.code))
+    return with_batch(world, txid, attempts=attempts, is_halted=False, is_given_up=False), f"attempt {len(attempts)}"
 
 
-def why_not_started(world: World, txid: int, mode: str, *, keeps_input: bool) -> str | None:
+def why_not_started(world: World, txid: int, mode: str) -> str | None:
     """Return why an uncommitted batch gets no attempt, if so."""
-    batch = world.batches[txid - 1]
-    newest = batch.newest
-    if batch.is_given_up and keeps_input:
+    batch, newest, is_as_planned = world.batches[txid - 1], world.batches[txid - 1].newest, is_in_chain(world, txid)
+    if batch.is_given_up and is_as_planned:
         return "GIVEN_UP"
-    is_sealed = newest is not None and newest.phase == "sealed" and newest.version == world.code and keeps_input
-    if mode != "restage" and is_sealed:
+    if mode != "restage" and is_as_planned and newest and (newest.phase, newest.version) == ("sealed", world.code):
         return "SEALED"
     if mode == "first" and newest:
         return "BEGUN"
-    if world.is_paused and not batch.attempts:
+    if world.is_paused and not newest:
         return "PAUSED"
     return "AHEAD" if txid - world.cursor > WINDOW else None
+
+
+def ended(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    return tuple(own._replace(phase="failed") if own.phase == "open" else own for own in attempts)
 
 
 def stage(world: World, txid: int, number: int) -> Step:
     """Write an attempt's rows into staging of its own, which fences do not keep it from (I5); again, if a task runs twice."""
     own = attempt(world, txid, number)
-    if own.damage == "table":
+    if own.damage in ("table", "dropped"):
         return world, "UNPROCESSED"
     if own.phase == "open":
         good, bad = records(world, txid, own.input)
-        own = own._replace(is_staged=True, good=good, bad=bad, damage="")
-    return with_attempt(world, txid, number, own), "staged"
+        world = with_attempt(world, txid, number, is_staged=True, good=good, bad=bad, damage="")
+    return world, "staged"
 
 
 def seal(world: World, txid: int, number: int, *, other_rows: bool = False) -> Step:
     """Declare an attempt's staging complete, unless a newer one owns the batch (I4, I5) or the source gave other rows (I11)."""
-    own, batch = attempt(world, txid, number), world.batches[txid - 1]
-    if number != len(batch.attempts) or own.phase == "failed":
+    attempts, own = world.batches[txid - 1].attempts, attempt(world, txid, number)
+    if number != len(attempts) or own.phase == "failed":
         return world, "ATTEMPT_FENCED"
     if own.phase == "sealed":
         return world, "sealed"
-    same = [a for a in batch.attempts[:-1] if (a.input, a.version, a.phase) == (own.input, own.version, "sealed")]
-    read = own._replace(read_other_rows=other_rows).rows_read
-    if world.source == "transactional" and same and same[0].rows_read != read:
-        return world, "SOURCE_CHANGED"
-    return with_attempt(world, txid, number, own._replace(phase="sealed", read_other_rows=other_rows)), "sealed"
+    sealed = own._replace(phase="sealed", read_other_rows=other_rows)
+    for older in attempts[:-1]:
+        if (older.input, older.version, older.phase) == (own.input, own.version, "sealed"):
+            rows = [(sorted((*a.good, *a.bad)), a.read_other_rows) for a in (older, sealed)]
+            if world.source == "transactional" and rows[0] != rows[1]:
+                return world, "SOURCE_CHANGED"
+            break
+    return with_attempt(world, txid, number, **sealed._asdict()), "sealed"
 
 
 def fail(world: World, txid: int, number: int, *, is_poison: bool = False) -> Step:
     """Record that an attempt has failed, unless it has ended or a newer one owns the batch (I5)."""
-    own = attempt(world, txid, number)
     if number != len(world.batches[txid - 1].attempts):
         return world, "ATTEMPT_FENCED"
-    if own.phase == "open":
-        world = with_attempt(world, txid, number, own._replace(phase="failed", is_poison=is_poison))
-    return world, f"{poison_tries(world, txid)} tries"
+    if attempt(world, txid, number).phase == "open":
+        world = with_attempt(world, txid, number, phase="failed", is_poison=is_poison)
+    return world, f"{poison_tries(world.batches[txid - 1])} tries"
 
 
-def poison_tries(world: World, txid: int) -> int:
+def poison_tries(batch: Batch) -> int:
     """Return how many attempts have failed by the batch's content since an operator chose to retry it."""
-    batch = world.batches[txid - 1]
     return sum(a.is_poison for a in batch.attempts[batch.tries_after :])
 
 
@@ -267,70 +278,60 @@ def commit(world: World, txid: int) -> Step:
         return world, "UNKNOWN_BATCH"
     if world.batches[txid - 1].is_given_up:
         return skipped(world, txid)
-    if (why := why_not_sealed(world, txid)) or (why := why_not_merged(world, txid)):
+    if why := why_not_sealed(world, txid):
         return world, why
-    world = recorded(merged(world, txid), txid, is_skipped=False)
+    if not is_in_chain(world, txid):
+        return world, "UNPROCESSED"
+    if world.code != world.version:  # I16
+        return world, "DECLARATION_CHANGED"
+    if current(world, txid).damage:
+        return world, "UNPROCESSED"
+    world = merged(world, txid)
     return world, f"committed {txid}:{world.commits[-1].attempt}"
 
 
 def why_not_sealed(world: World, txid: int, *, waits: bool = True) -> str | None:
     """Return why the newest attempt cannot be merged, if so. Unless one `waits`, an open attempt is as good as dead."""
     newest = world.batches[txid - 1].newest
-    if newest is None or newest.phase == "failed":
-        return "UNPROCESSED"
-    if newest.phase == "open":
-        return "UNPROCESSED" if newest.is_silent or not waits else "ATTEMPT_NOT_SEALED"
-    return "UNPROCESSED" if newest.version != world.code else None
-
-
-def why_not_merged(world: World, txid: int) -> str | None:
-    """Return why a sealed attempt is not merged, if so: by what it continues (I12), other code (I16), lost rows (I7)."""
-    newest = world.batches[txid - 1].newest
-    assert newest, "it is sealed"
-    if newest.continues != input_before(world, txid):
-        return "UNPROCESSED"
-    if world.code != world.version:
-        return "DECLARATION_CHANGED"
-    return "UNPROCESSED" if newest.damage else None
+    if newest and newest.phase == "open" and waits and not newest.is_silent:
+        return "ATTEMPT_NOT_SEALED"
+    return None if newest and (newest.phase, newest.version) == ("sealed", world.code) else "UNPROCESSED"
 
 
 def merged(world: World, txid: int) -> World:
-    """Count the records of a batch's newest attempt: each in its key's row and in the log; bad ones go into quarantine."""
-    newest = world.batches[txid - 1].newest
-    assert newest, "it is sealed"
-    rows = dict(world.keyed)
-    for key in sorted({key_of(position) for position in newest.good}):
-        new, old = [position for position in newest.good if key_of(position) == key], rows.get(key)
-        kept = (old.counted, old.txid) if old and world.states == "opaque" else (None, None)
-        rows[key] = Row((*(old.counted if old else ()), *new), txid, *kept)
-    aside = tuple(Aside(txid, number, position) for number, position in enumerate(sorted(newest.bad), 1))
-    log = world.log | {(txid, position) for position in newest.good}
-    changes = world.changes | {(txid, key, row) for key, row in rows.items() if row.txid == txid and world.records_changes}
-    return world._replace(keyed=tuple(sorted(rows.items())), log=log, aside=(*world.aside, *aside), changes=changes)
+    """Count the records of a batch's newest attempt: each in its key's row and in the log; bad ones go into quarantine.
 
-
-def recorded(world: World, txid: int, *, is_skipped: bool) -> World:
-    """Advance the cursor, in the same transaction (I2)."""
-    return world._replace(commits=(*world.commits, Commit(len(world.batches[txid - 1].attempts), is_skipped)))
+    The cursor advances in the same transaction (I2).
+    """
+    number, newest, rows = len(world.batches[txid - 1].attempts), world.batches[txid - 1].newest, dict(world.keyed)
+    for key in {key_of(position) for position in newest.good}:
+        old, new = rows.get(key, Row((), 0)), [position for position in newest.good if key_of(position) == key]
+        before = (old.counted, old.txid) if old.txid and world.states == "opaque" else (None, None)
+        rows[key] = Row((*old.counted, *new), txid, *before)
+    changed = {(txid, key, row) for key, row in rows.items() if row.txid == txid and world.records_changes}
+    return world._replace(
+        commits=(*world.commits, Commit(number)),
+        keyed=tuple(sorted(rows.items())),
+        log=world.log | {(txid, position) for position in newest.good},
+        aside=(*world.aside, *(Aside(txid, at, position) for at, position in enumerate(sorted(newest.bad), 1))),
+        changes=world.changes | changed,
+    )
 
 
 def commit_ready(world: World) -> Step:
-    """Commit what is ready and follows the last commit, as if one by one; of opaque states, which keep what was before, one."""
+    """Commit what is ready and follows the last commit, as if one by one."""
     if world.code != world.version:
         return world, "DECLARATION_CHANGED"
-    ready: list[int] = []
-    before = input_before(world, world.cursor + 1)
-    for txid, batch in list(enumerate(world.batches, 1))[world.cursor :]:
-        stops = batch.is_halted or batch.is_given_up or current(world, txid).continues != before
-        if stops or why_not_sealed(world, txid) or len(ready) == (1 if world.states == "opaque" else BATCHES_TOGETHER):
+    after = world
+    for txid in range(world.cursor + 1, len(world.batches) + 1)[: TOGETHER[world.states]]:
+        batch = world.batches[txid - 1]
+        if batch.is_halted or batch.is_given_up or not is_in_chain(world, txid) or why_not_sealed(world, txid):
             break
-        ready, before = [*ready, txid], current(world, txid).input
-    next_world = world
-    for txid in ready:
-        if world.batches[txid - 1].newest.damage:  # type: ignore[union-attr] - it is sealed
-            return world, "UNPROCESSED"
-        next_world = recorded(merged(next_world, txid), txid, is_skipped=False)
-    return next_world, f"committed {[f'{txid}:{next_world.commits[txid - 1].attempt}' for txid in ready]}"
+        after = merged(after, txid)
+    ready = range(world.cursor + 1, after.cursor + 1)
+    if any(current(world, txid).damage for txid in ready):
+        return world, "UNPROCESSED"
+    return after, f"committed {[f'{txid}:{after.commits[txid - 1].attempt}' for txid in ready]}"
 
 
 def committed_already(world: World, txid: int) -> str:
@@ -351,20 +352,19 @@ def skip(world: World, txid: int) -> Step:
     batch = world.batches[txid - 1]
     if batch.newest is None or not (batch.newest.phase == "failed" or batch.is_halted or batch.is_given_up):
         return world, "RANGE_REFUSED"
-    given_up = with_batch(world, txid, batch._replace(is_given_up=True, is_halted=batch.is_halted and batch.is_given_up))
+    given_up = with_batch(world, txid, is_given_up=True, is_halted=batch.is_halted and batch.is_given_up)
     if txid != world.cursor + 1:
         return given_up, "skipped in its turn"
-    next_world, answer = skipped(given_up, txid)
-    return (world if next_world is given_up else next_world), answer
+    return skipped(given_up, txid) if is_in_chain(world, txid) else (world, "UNPROCESSED")
 
 
 def skipped(world: World, txid: int) -> Step:
     """Commit a batch that was given up, without rows, but not out of its chain (I12). The records it took up wait again."""
-    if current(world, txid).continues != input_before(world, txid):
+    if not is_in_chain(world, txid):
         return world, "UNPROCESSED"
     back = tuple(record._replace(replayed_by=None) if record.replayed_by == txid else record for record in world.aside)
-    world = recorded(world._replace(aside=back), txid, is_skipped=True)
-    return world, f"skipped {txid}:{world.commits[-1].attempt}"
+    number = len(world.batches[txid - 1].attempts)
+    return world._replace(aside=back, commits=(*world.commits, Commit(number, is_skipped=True))), f"skipped {txid}:{number}"
 
 
 def may_redo(world: World, txid: int) -> bool:
@@ -376,8 +376,8 @@ def redo(world: World, txid: int) -> Step:
     """Replace the effect of the last committed txid by that of its newest attempt (I13)."""
     if not may_redo(world, txid):
         return world, "RANGE_REFUSED"
-    batch = world.batches[txid - 1]
-    if len(batch.attempts) == world.commits[-1].attempt:
+    number = len(world.batches[txid - 1].attempts)
+    if number == world.commits[-1].attempt:
         return world, "UNPROCESSED"
     if why := why_not_sealed(world, txid, waits=False):
         return world, why
@@ -385,25 +385,22 @@ def redo(world: World, txid: int) -> Step:
         return world, "DECLARATION_CHANGED"
     if any(record.txid == txid and record.replayed_by for record in world.aside):
         return world, "RANGE_REFUSED"  # a later batch has taken up its bad records
-    if attempt(world, txid, len(batch.attempts)).damage:
+    if attempt(world, txid, number).damage:
         return world, "UNPROCESSED"
-    world = merged(taken_back(world, txid), txid)
-    again = Commit(len(batch.attempts), is_skipped=False)
-    return world._replace(commits=(*world.commits[:-1], again)), f"redone {txid}:{again.attempt}"
+    return merged(taken_back(world), txid), f"redone {txid}:{number}"
 
 
-def taken_back(world: World, txid: int) -> World:
-    """Undo what a txid did: each row that it changed is as it was before, also those that the new attempt lacks."""
-    rows = {}
-    for key, row in world.keyed:
-        if row.txid != txid:
-            rows[key] = row
-        elif row.before is not None and row.txid_before is not None:  # else it has made the row, which disappears
-            rows[key] = Row(row.before, row.txid_before)
-    log = frozenset(entry for entry in world.log if entry[0] != txid)
-    aside = tuple(record for record in world.aside if record.txid != txid)
-    changes = frozenset(change for change in world.changes if change[0] != txid)
-    return world._replace(keyed=tuple(rows.items()), log=log, aside=aside, changes=changes)
+def taken_back(world: World) -> World:
+    """Undo what the last txid did: each row that it changed is as it was before, also those that the new attempt lacks."""
+    txid = world.cursor
+    rows = [(key, row if row.txid != txid else Row(row.before or (), row.txid_before or 0)) for key, row in world.keyed]
+    return world._replace(
+        commits=world.commits[:-1],
+        keyed=tuple((key, row) for key, row in rows if row.txid),  # else it had made the row, which disappears
+        log=frozenset(entry for entry in world.log if entry[0] != txid),
+        aside=tuple(record for record in world.aside if record.txid != txid),
+        changes=frozenset(change for change in world.changes if change[0] != txid),
+    )
 
 
 # Faults that strike from outside
@@ -412,39 +409,18 @@ def taken_back(world: World, txid: int) -> World:
 def lose_staging(world: World, txid: int, number: int, what: Literal["rows", "table"] = "table") -> Step:
     """Lose an attempt's staging: the whole table of rows per key, or one of its rows, if it has any."""
     own = attempt(world, txid, number)
-    if what == "table" or (own.good and not own.damage):
-        own = own._replace(damage=what)
-    return with_attempt(world, txid, number, own), "lost"
+    if own.damage != "dropped" and (what == "table" or (own.good and not own.damage)):
+        world = with_attempt(world, txid, number, damage=what)
+    return world, "lost"
 
 
 def fall_silent(world: World, txid: int, number: int) -> Step:
     """Lose an attempt's heartbeat for more than a minute: it is taken for dead, but may go on later."""
-    return with_attempt(world, txid, number, attempt(world, txid, number)._replace(is_silent=True)), "silent"
+    return with_attempt(world, txid, number, is_silent=True), "silent"
 
 
 def beat(world: World, txid: int, number: int) -> Step:
     """Send an attempt's heartbeat, which says whether the attempt has neither ended nor been fenced."""
-    own = attempt(world, txid, number)
-    if own.phase != "open":
+    if attempt(world, txid, number).phase != "open":
         return world, "False"
-    return with_attempt(world, txid, number, own._replace(is_silent=False)), "True"
-
-
-# Parts of worlds
-
-
-def attempt(world: World, txid: int, number: int) -> Attempt:
-    """Return an attempt at a batch."""
-    return world.batches[txid - 1].attempts[number - 1]
-
-
-def with_batch(world: World, txid: int, batch: Batch) -> World:
-    """Return a world with another batch in the place of one."""
-    return world._replace(batches=(*world.batches[: txid - 1], batch, *world.batches[txid:]))
-
-
-def with_attempt(world: World, txid: int, number: int, own: Attempt) -> World:
-    """Return a world with another attempt in the place of one."""
-    batch = world.batches[txid - 1]
-    attempts = (*batch.attempts[: number - 1], own, *batch.attempts[number:])
-    return with_batch(world, txid, batch._replace(attempts=attempts))
+    return with_attempt(world, txid, number, is_silent=False), "True"

@@ -5,9 +5,8 @@ heartbeats that are, and actors that die. Worlds that differ only in attempts of
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 from tests.model import core, invariants
 from tests.model.core import World
@@ -32,6 +31,10 @@ class Scene(NamedTuple):
     actors: tuple[tuple[int, int] | None, ...]
     faults: int
 
+    def goes_on(self, after: core.Step, number: int, at: tuple[int, int] | None) -> "Scene":
+        """Return the scene after a step, in which an actor is at this attempt."""
+        return self._replace(world=after[0], actors=(*self.actors[:number], at, *self.actors[number + 1 :]))
+
 
 class Move(NamedTuple):
     """A step that an actor or a fault makes from a scene: its name and the attempt or batch that it is about."""
@@ -40,140 +43,115 @@ class Move(NamedTuple):
     of: tuple[int, ...]
     after: Scene
 
+    def __str__(self) -> str:
+        return f"{self.step}{self.of}"
 
-@dataclass
+
 class Walk:
-    """What a walk has found: every scene with a move that leads to it, and how many moves there are."""
+    """Visits every scene that can be reached, and checks each of them, and each move.
 
-    scenes: dict[Scene, tuple[Scene, Move] | None]
-    back: dict[Scene, list[Scene]]  # by moves that are neither faults nor those of an operator
-    moves: int = 0
+    Raises: AssertionError, with the shortest way there.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        first = Scene(World(scope.source, scope.states), (None,) * ACTORS, scope.faults)
+        self.scenes: dict[Scene, tuple[Scene, Move] | None] = {first: None}  # each with a move that leads to it
+        self.moves = 0
+        self._txids = scope.txids
+        self._back: dict[Scene, list[Scene]] = {}  # by moves that are neither faults nor those of an operator
+        waiting = deque([first])
+        while waiting:
+            scene = waiting.popleft()
+            for move in moves(scene, scope.txids):
+                self.moves += 1
+                after = canonical(move.after)
+                is_new = after not in self.scenes
+                if is_new:
+                    self.scenes[after] = scene, move
+                    waiting.append(after)
+                if after.faults == scene.faults and not move.step.startswith(("skip", "redo")):
+                    self._back.setdefault(after, []).append(scene)
+                try:
+                    check(scene.world, move, is_new=is_new)
+                except AssertionError as broken:
+                    raise AssertionError(f"{broken}\nafter {self.path(scene)} and {move}") from broken
 
     def path(self, scene: Scene) -> list[str]:
         """Return the moves by which a scene was reached first: as few as possible."""
         steps: list[str] = []
         while (reached := self.scenes[scene]) is not None:
             scene, move = reached
-            steps.append(f"{move.step}{move.of}")
+            steps.append(str(move))
         return steps[::-1]
 
-
-def walk(scope: Scope) -> Walk:
-    """Visit every scene that can be reached, and check each of them, and each move.
-
-    Raises: AssertionError, with the shortest way there.
-    """
-    first = Scene(World(scope.source, scope.states), (None,) * ACTORS, scope.faults)
-    found = Walk({first: None}, {})
-    waiting = deque([first])
-    while waiting:
-        scene = waiting.popleft()
-        for move in moves(scene, scope.txids):
-            found.moves += 1
-            after = canonical(move.after)
-            is_new = after not in found.scenes
-            if is_new:
-                found.scenes[after] = scene, move
-                waiting.append(after)
-            if after.faults == scene.faults and not move.step.startswith(("skip", "redo")):
-                found.back.setdefault(after, []).append(scene)
-            try:
-                check(scene, move, is_new=is_new)
-            except AssertionError as broken:
-                raise AssertionError(f"{broken}\nafter {found.path(scene)} and {move.step}{move.of}") from broken
-    return found
+    def stuck(self) -> list[Scene]:
+        """Return the scenes from which no steps without further faults lead to the commit of every planned batch (I20)."""
+        reached = {s for s in self.scenes if s.world.cursor == len(s.world.batches) == self._txids}
+        waiting = deque(reached)
+        while waiting:
+            new = set(self._back.get(waiting.popleft(), ())) - reached
+            reached |= new
+            waiting.extend(new)
+        return [scene for scene in self.scenes if scene not in reached]
 
 
-def check(scene: Scene, move: Move, *, is_new: bool) -> None:
+def check(before: World, move: Move, *, is_new: bool) -> None:
     """Check a move, and the scene that it leads to."""
-    before, after = scene.world, move.after.world
+    after = move.after.world
     invariants.i2_atomicity(before, after)
     invariants.i6_metadata_once(before, after)
     invariants.i8_idempotence(before, after, move.step)
-    if move.step in ("stage", "seal", "fail", "beat"):
-        invariants.i5_inertness(before, after, move.of[0], move.of[1])
-    if is_new:
-        for holds in invariants.OF_WORLDS:
-            holds(after)
-
-
-def stuck(found: Walk, txids: int) -> list[Scene]:
-    """Return the scenes from which no steps without further faults lead to the commit of every planned batch (I20)."""
-    done = [scene for scene in found.scenes if scene.world.cursor == len(scene.world.batches) == txids]
-    reached, waiting = set(done), deque(done)
-    while waiting:
-        for scene in found.back.get(waiting.popleft(), ()):
-            if scene not in reached:
-                reached.add(scene)
-                waiting.append(scene)
-    return [scene for scene in found.scenes if scene not in reached]
+    if move.step in ("stage", "seal", "fail"):
+        invariants.i5_inertness(before, after, *move.of)
+    for holds in invariants.OF_WORLDS if is_new else ():
+        holds(after)
 
 
 def moves(scene: Scene, txids: int) -> Iterator[Move]:
     """Yield each move that can be made from a scene, in which at most so many batches are planned."""
     world = scene.world
-
-    def made(step: str, of: tuple[int, ...], law: Callable[..., core.Step], **more: Any) -> Scene | None:
-        after, _ = law(world, *of, **more)
-        return None if after == world else scene._replace(world=after)
-
-    steps: list[tuple[str, tuple[int, ...], Scene | None]] = []
-    if len(world.batches) < txids:
-        steps.append(("plan", (), made("plan", (), core.plan, sizes=(1,))))
-    for txid in range(1, len(world.batches) + 1):
-        of = (txid,)
-        steps += [("commit", of, made("commit", of, core.commit)), ("skip", of, made("skip", of, core.skip))]
-        steps.append(("redo", of, made("redo", of, core.redo)))
-    steps.append(("commit_ready", (), made("commit_ready", (), core.commit_ready)))
+    planned = range(1, len(world.batches) + 1)
+    steps = [("plan", (), core.plan(world, (1,)))] if len(planned) < txids else []
+    steps += [(law.__name__, (txid,), law(world, txid)) for txid in planned for law in (core.commit, core.skip, core.redo)]
+    for step, of, (after, _) in [*steps, ("commit_ready", (), core.commit_ready(world))]:
+        if after != world:
+            yield Move(step, of, scene._replace(world=after))
     for number, actor in enumerate(scene.actors):
-        if actor not in scene.actors[:number]:  # of two idle ones, it does not matter which one begins
-            steps += list(_work(scene, number, actor))
-    for step, of, after in steps:
-        if after is not None:
-            yield Move(step, of, after)
+        if actor is not None:
+            yield from _work(scene, number, actor)
+        elif actor not in scene.actors[:number]:  # of two idle ones, it does not matter which one begins
+            for txid, mode in ((txid, mode) for txid in planned for mode in ("resume", "restage", "redo")):
+                begun = core.start(world, txid, mode, SIZE_AGAIN)
+                at = (txid, len(begun[0].batches[txid - 1].attempts))
+                if begun[0] != world:
+                    yield Move(f"{mode} by {number}", (txid,), scene.goes_on(begun, number, at))
     if scene.faults:
-        yield from _faults(scene)
+        yield from _faults(scene._replace(faults=scene.faults - 1))
 
 
-def _work(scene: Scene, number: int, actor: tuple[int, int] | None) -> Iterator[tuple[str, tuple[int, ...], Scene]]:
-    """Yield what an actor can do: begin an attempt, or go on with the one that it is at."""
-    world = scene.world
-    if actor is None:
-        for txid in range(1, len(world.batches) + 1):
-            for mode in ("resume", "restage", "redo"):
-                after, _ = core.start(world, txid, mode, SIZE_AGAIN)
-                if after != world:
-                    at = (txid, len(after.batches[txid - 1].attempts))
-                    yield f"{mode} by {number}", (txid,), _with_actor(scene, number, at)._replace(world=after)
-        return
-    own = core.attempt(world, *actor)
-    after, _ = core.stage(world, *actor)
+def _work(scene: Scene, number: int, actor: tuple[int, int]) -> Iterator[Move]:
+    """Yield how an actor goes on with its attempt."""
+    world, own = scene.world, core.attempt(scene.world, *actor)
     if own.phase == "open" and not own.is_staged and not own.damage:
-        yield "stage", actor, scene._replace(world=after)
+        yield Move("stage", actor, scene.goes_on(core.stage(world, *actor), number, actor))
     if own.is_staged or own.phase == "failed":
-        after, _ = core.seal(world, *actor)
-        yield "seal", actor, _with_actor(scene, number, None)._replace(world=after)
-    after, _ = core.fail(world, *actor)
-    yield "fail", actor, _with_actor(scene, number, None)._replace(world=after)
+        yield Move("seal", actor, scene.goes_on(core.seal(world, *actor), number, None))
+    yield Move("fail", actor, scene.goes_on(core.fail(world, *actor), number, None))
 
 
 def _faults(scene: Scene) -> Iterator[Move]:
     """Yield what can strike: an actor dies, or is silent for long; staging is lost."""
-    left = scene._replace(faults=scene.faults - 1)
+    world = scene.world
     for number, actor in enumerate(scene.actors):
         if actor is not None:
-            silent, _ = core.fall_silent(scene.world, *actor)
-            yield Move("die", actor, _with_actor(left, number, None)._replace(world=silent))
-            yield Move("fall_silent", actor, left._replace(world=silent))
-    for txid in range(max(scene.world.cursor, 1), len(scene.world.batches) + 1):
-        newest = len(scene.world.batches[txid - 1].attempts)
-        if newest and core.attempt(scene.world, txid, newest).is_staged:
-            lost, _ = core.lose_staging(scene.world, txid, newest)
-            yield Move("lose_staging", (txid, newest), left._replace(world=lost))
-
-
-def _with_actor(scene: Scene, number: int, at: tuple[int, int] | None) -> Scene:
-    return scene._replace(actors=(*scene.actors[:number], at, *scene.actors[number + 1 :]))
+            silent = core.fall_silent(world, *actor)
+            yield Move("die", actor, scene.goes_on(silent, number, None))
+            yield Move("fall_silent", actor, scene.goes_on(silent, number, actor))
+    for txid in range(max(world.cursor, 1), len(world.batches) + 1):
+        newest = world.batches[txid - 1].newest
+        if newest and newest.is_staged:
+            at = (txid, len(world.batches[txid - 1].attempts))
+            yield Move("lose_staging", at, scene._replace(world=core.lose_staging(world, *at)[0]))
 
 
 def canonical(scene: Scene) -> Scene:
@@ -187,25 +165,19 @@ def canonical(scene: Scene) -> Scene:
     batches, commits = [], list(world.commits)
     for txid, batch in enumerate(world.batches, 1):
         committed = world.commits[txid - 1].attempt if txid <= world.cursor else 0
-        kept = []
+        kept: list[core.Attempt] = []
         for number, own in enumerate(batch.attempts, 1):
             is_newest = number == len(batch.attempts) and (txid >= world.cursor or txid in worked_at)
-            if is_newest or number == committed or (txid, number) in scene.actors:
-                counts = number == committed or (is_newest and txid >= world.cursor)
-                kept.append(
-                    _ended(own, number == committed)
-                    if counts
-                    else core.Attempt(batch.input, batch.continues, 1, own.phase, own.is_staged)
-                )
-                places[txid, number] = (txid, len(kept))
-        batches.append(batch if kept == [*batch.attempts] else batch._replace(attempts=tuple(kept)))
+            if number == committed or (is_newest and txid >= world.cursor):
+                is_silent, damage = own.is_silent and own.phase == "open", "" if number == committed else own.damage
+                kept.append(own._replace(is_silent=is_silent, damage=damage))  # nobody asks for the rest once it has ended
+            elif is_newest or (txid, number) in scene.actors:
+                kept.append(core.Attempt(batch.input, batch.continues, 1, own.phase, own.is_staged))
+            else:
+                continue
+            places[txid, number] = (txid, len(kept))
+        batches.append(batch._replace(attempts=tuple(kept)))
         if committed:
             commits[txid - 1] = world.commits[txid - 1]._replace(attempt=places[txid, committed][1])
     actors = tuple(sorted((places[at] if at else None for at in scene.actors), key=lambda at: at or (0, 0)))
     return Scene(world._replace(batches=tuple(batches), commits=tuple(commits)), actors, scene.faults)
-
-
-def _ended(own: core.Attempt, has_committed: bool) -> core.Attempt:
-    """Return an attempt without the heartbeat and the staging that nobody asks for once it has ended."""
-    own = own._replace(is_silent=False) if own.is_silent and own.phase != "open" else own
-    return own._replace(damage="") if has_committed and own.damage else own

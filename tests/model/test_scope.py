@@ -2,22 +2,22 @@
 
 import pytest
 
-from tests.model import scope
-from tests.model.scope import Scope
-
-SCOPES = [
-    Scope("transactional", "transactional", txids=3, faults=2),
-    Scope("transactional", "opaque", txids=2, faults=2),
-    Scope("opaque", "opaque", txids=2, faults=1),
-]
+from tests.model.scope import Scope, Walk
 
 
 @pytest.mark.promise("I20")
-@pytest.mark.parametrize("within", SCOPES, ids=str)
-def test_every_reachable_world_keeps_the_invariants(within: Scope, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "scope",
+    [
+        Scope("transactional", "transactional", txids=3, faults=2),
+        Scope("transactional", "opaque", txids=2, faults=2),
+        Scope("opaque", "opaque", txids=2, faults=1),
+    ],
+    ids=str,
+)
+def test_every_reachable_world_keeps_the_invariants(scope: Scope) -> None:
     """Each world by itself and each move by what it changes (I1 to I8, I12, I14); and each can still commit all (I20)."""
-    found = scope.walk(within)
-    with capsys.disabled():
-        print(f"\n{within}: {len(found.scenes):,} worlds, {found.moves:,} moves, each visited")  # noqa: T201
-    dead_ends = scope.stuck(found, within.txids)
+    found = Walk(scope)
+    print(f"{scope}: {len(found.scenes):,} worlds, {found.moves:,} moves, each visited")  # noqa: T201
+    dead_ends = found.stuck()
     assert not dead_ends, f"I20: after {found.path(dead_ends[0])} nothing leads to the commit of all batches"
