@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -125,17 +125,6 @@ def register_pipelines(settings: Settings, *pipelines: Pipeline) -> None:
     with migrations.connected(settings) as connection:
         for pipeline in pipelines:
             registration.register(connection, pipeline.spec)
-
-
-@contextmanager
-def copied(server: Server, settings: Settings) -> Iterator[Settings]:
-    """Copy a database, let its pipelines go on in the copy, and drop it at the end."""
-    copy = replace(settings, pg_database=server.create_database(settings.pg_database))
-    try:
-        migrations.accept_epoch(copy, "a test")
-        yield copy
-    finally:
-        server.drop_database(copy.pg_database)
 
 
 @pytest.fixture
