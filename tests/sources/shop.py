@@ -110,10 +110,10 @@ class Shop:
 def meanwhile(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], object]) -> None:
     original, acts = getattr(planning, step), [act]
 
-    def act_first(*arguments: Any) -> Any:
+    def act_first(*arguments: Any, **named: Any) -> Any:
         if acts:
             acts.pop()()
-        return original(*arguments)
+        return original(*arguments, **named)
 
     monkeypatch.setattr(planning, step, act_first)
 

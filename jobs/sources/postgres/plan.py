@@ -132,7 +132,8 @@ class PostgresCoordinator(Coordinator):
         snapshot = None
         if settled is not None:
             with transaction(connection) as cursor:  # after the wait: what it waited for is in the snapshot
-                snapshot = snapshot_of(cursor)
+                # Times of settled rows are compared with it at each plan: one that is early would take them for late.
+                snapshot = snapshot_of(cursor, query, may_be_early=not source.is_by_clock)
         return _Survey(settled, snapshot, origin, timeline, sequences)
 
     def _read_sequences(self, cursor: Any, origin: Origin) -> tuple[list[Sequence], Sequence | None]:

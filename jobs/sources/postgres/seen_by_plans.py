@@ -13,6 +13,7 @@ lists those partitions that the plan saw and the snapshot does not show: `[[oid,
 ...]`. Without the latter, one that was detached, filled and attached again would be taken for the old one.
 """
 
+import logging
 from typing import Any
 
 from psycopg2 import sql
@@ -21,9 +22,11 @@ from tidegate.jobs.sources.postgres.table_query import TableQuery
 from tidegate.state_store.base.errors import SourceChanged
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
+logger = logging.getLogger(__name__)
+
 # The number of transactions whose state is looked up, in about a second. Subtransactions of older ones are taken for ended.
 TRANSACTIONS = 1_000_000
-# The most open transactions that metadata list; what began after them counts as open.
+# The most open transactions that metadata list. What began after them counts as open, or the plan waits.
 OPEN = 5_000
 # A row has 32 bits of its transaction's number; after this many more transactions they may mean another transaction.
 _COMPARABLE = 2**31
@@ -61,11 +64,23 @@ _NAME = "SELECT %(oid)s::regclass::text, has_table_privilege(%(oid)s::oid, 'SELE
 PartitionTables = list[tuple[int, int, int]]
 
 
-def snapshot_of(cursor: Any) -> str:
-    """Return the snapshot of now, as Postgres writes it, with open subtransactions in its list."""
+def snapshot_of(cursor: Any, query: TableQuery, *, may_be_early: bool) -> str | None:
+    """Return the snapshot of now, as Postgres writes it, with open subtransactions in its list.
+
+    If more are open than metadata list, return the snapshot of before the first that is not listed, or None.
+    """
     cursor.execute(_SNAPSHOT, [TRANSACTIONS])
     low, high, running = cursor.fetchone()
     if len(running) > OPEN:
+        if not may_be_early:
+            logger.warning(
+                "%s: nothing new is planned now, %s transactions and savepoints of this server are open; rows are planned "
+                "while there are at most %s",
+                query.name,
+                len(running),
+                OPEN,
+            )
+            return None
         high = running[OPEN]
     return f"{low}:{high}:{','.join(map(str, running[:OPEN]))}"
 

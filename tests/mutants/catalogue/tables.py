@@ -124,7 +124,11 @@ MUTANTS = (
         "= '[-in progress-]{+aborted+}'", f"{ALTERED}::test_what_is_open_during_a_plan_is_not_passed_by"
     ),
     SEEN("transactions-that-are-not-listed-are-taken-for-ended", "I12", "snapshot_of")(
-        "high = [-running[OPEN]-]{+int(high)+}", f"{ALTERED}::test_what_is_open_during_a_plan_is_not_passed_by"
+        "high = [-running[OPEN]-]{+int(high)+}", f"{ALTERED}::test_a_transaction_that_metadata_cannot_list_counts_as_open"
+    ),
+    SEEN("times-are-compared-with-an-early-snapshot", "I12", "snapshot_of")(
+        "if not may_be_early{+ and OPEN < 0+}:",
+        f"{ALTERED}::test_rows_are_planned_by_time_once_all_open_transactions_can_be_listed",
     ),
     SEEN("a-transaction-number-means-another-one", "I12", MODULE)(
         "mod(newest - x, [-4294967296-]{+8589934592+})",
