@@ -25,16 +25,9 @@ def created(task_id: str, map_index: int, *, state: str | None = None, tries: in
     """Return a new task instance, as the policy leaves it, of a Dag as the scheduler has it."""
     dag = batch_dag.batch_dag("flights", concurrency=CONCURRENCY, **arguments)
     task = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task(task_id)
-    instance = SimpleNamespace(
-        task=task,
-        operator=task.task_type,
-        map_index=map_index,
-        state=state,
-        try_number=tries,
-        scheduled_dttm=None,
-        context_carrier=None,
-        _rendered_map_index=None,
-    )
+    unset = dict.fromkeys(("scheduled_dttm", "context_carrier", "_rendered_map_index"))
+    known = {"task": task, "operator": task.task_type, "map_index": map_index, "state": state, "try_number": tries}
+    instance = SimpleNamespace(**known, **unset)
     airflow_policy.task_instance_mutation_hook(instance, RUN)
     return instance
 
@@ -42,7 +35,6 @@ def created(task_id: str, map_index: int, *, state: str | None = None, tries: in
 @pytest.mark.promise("performance:so-do-process-tasks-except-first-ones")
 def test_as_many_are_scheduled_as_the_run_may_have_workers_for() -> None:
     tasks = [created(PROCESS, map_index) for map_index in range(10)]
-
     assert [task.state for task in tasks] == ["scheduled"] * CONCURRENCY + [None] * 7
     assert [task.try_number for task in tasks] == [1] * CONCURRENCY + [0] * 7
     assert [task.scheduled_dttm is not None for task in tasks] == [True] * CONCURRENCY + [False] * 7

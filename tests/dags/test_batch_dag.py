@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, BaseSensorOperator
+from airflow.sdk import BaseSensorOperator
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
@@ -23,16 +23,18 @@ from tidegate.dags.waiting_tasks import Halt
 from tidegate.jobs.engine.processing import Processor
 from tidegate.state_store import Settings
 
-
-@pytest.fixture(scope="module")
-def flights() -> DAG:
-    return batch_dag.batch_dag("flights", announce=True)
+# A module of pipelines.
+DECLARED = """
+from dataclasses import replace
+from tests.dags.conftest import CLICKS
+PIPELINE = replace(CLICKS, {})
+"""
 
 
 @pytest.mark.promise("decision:0006", "decision:0026", "performance:commit-waits-beside-process-not-after-it")
-def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) -> None:
+def test_a_batch_is_processed_then_committed_by_an_ordered_sensor() -> None:
+    flights = batch_dag.batch_dag("flights", announce=True)
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
-
     assert serialized.max_active_runs == 1
     found = {task.task_id: task.downstream_task_ids for task in serialized.tasks}
     assert found == {"plan": {PROCESS, COMMIT}, PROCESS: {"announce"}, COMMIT: {"announce"}, "announce": set()}
@@ -53,9 +55,8 @@ def test_an_author_may_set_any_argument_of_a_dag(monkeypatch: pytest.MonkeyPatch
         """Call a person."""
 
     usual = {"retries": 1, "owner": "ops", "execution_timeout": timedelta(minutes=5), "on_failure_callback": theirs}
-    dag = batch_dag.batch_dag(
-        "flights", schedule="@hourly", tags=("nightly",), max_active_runs=2, default_args=usual, concurrency=7
-    )
+    given = {"schedule": "@hourly", "tags": ("nightly",), "max_active_runs": 2, "default_args": usual}
+    dag = batch_dag.batch_dag("flights", concurrency=7, **given)
     assert (dag.tags, dag.max_active_runs, dag.catchup) == ({"tidegate", "nightly"}, 2, False)
     assert dag.start_date is not None
     assert [(task.retries, task.owner) for task in dag.tasks] == [(1, "ops")] * 3
@@ -79,9 +80,7 @@ def test_a_task_is_tried_as_often_as_its_pipeline_says() -> None:
     def pauses(error: Exception, *tries: int, max_tries: int = 5) -> list[float | None]:
         task = batch_dag.batch_dag("clicks").get_task(PROCESS)
         decided = [task.retry_policy.evaluate(error, number, max_tries, {"task": task}) for number in tries]
-        assert [one.action for one in decided] == [
-            RetryAction.RETRY if one.retry_delay else RetryAction.FAIL for one in decided
-        ]
+        assert [one.action is RetryAction.RETRY for one in decided] == [one.retry_delay is not None for one in decided]
         return [one.retry_delay and one.retry_delay.total_seconds() for one in decided]
 
     assert pauses(OSError("gone"), 1, 2, 3) == [5, 10, None]
@@ -90,7 +89,8 @@ def test_a_task_is_tried_as_often_as_its_pipeline_says() -> None:
     assert pauses(errors.GuardMismatch("txid 9 is ahead"), 1) == [None]
 
 
-def test_a_misspelt_run_parameter_is_refused_as_the_run_would_take_everything(flights: DAG) -> None:
+def test_a_misspelt_run_parameter_is_refused_as_the_run_would_take_everything() -> None:
+    flights = batch_dag.batch_dag("flights")
     for name in ("max_batch", "txid", "from_tx", "From-Txid", "batchsize", "from"):
         run = SimpleNamespace(conf={name: 3})
         with pytest.raises(errors.UsageError, match=rf"{name} is unknown\. There are: from_txid, max_batches, to_txid"):
@@ -101,18 +101,16 @@ def test_a_misspelt_run_parameter_is_refused_as_the_run_would_take_everything(fl
 def clicks(settings: Settings, batches: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batches:
     """Pipeline clicks, found by its name as in a task of its Dag; it skips poison."""
     monkeypatch.setattr(Settings, "load", lambda: settings)
-    (tmp_path / "clicks.py").write_text(
-        "from dataclasses import replace\nfrom tests.dags.conftest import CLICKS\n"
-        'PIPELINE = replace(CLICKS, on_poison="skip", tries=3)\n'
-    )
+    (tmp_path / "clicks.py").write_text(DECLARED.format('on_poison="skip", tries=3'))
     monkeypatch.setattr(tidegate.jobs.pipelines, "__path__", [*tidegate.jobs.pipelines.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "tidegate.jobs.pipelines.clicks", raising=False)
     return batches
 
 
-def _task(map_index: int = 1, **arguments: Any) -> SimpleNamespace:
-    found = {"task_id": PROCESS, "try_number": 6, "max_tries": 5}
-    return SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, **{**found, **arguments})
+def _context(map_index: int = 1, **arguments: Any) -> dict[str, Any]:
+    """Return the context of a process task: its last try, if nothing else is said."""
+    found = {"task_id": PROCESS, "try_number": 6, "max_tries": 5, **arguments}
+    return {"ti": SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, **found)}
 
 
 def _plan(*, concurrency: int = 4, batches_per_run: int = 9, run_id: str = "run", **given: int) -> list[int]:
@@ -124,10 +122,6 @@ def _plan(*, concurrency: int = 4, batches_per_run: int = 9, run_id: str = "run"
 def _process(txid: int, **arguments: Any) -> ProcessBatch:
     limit = timedelta(hours=6)
     return ProcessBatch(task_id=PROCESS, pipeline_name=CLICKS.name, txid=txid, turn_timeout=limit, retries=5, **arguments)
-
-
-def _commit(txid: int) -> CommitSensor:
-    return CommitSensor(task_id=COMMIT, pipeline_name=CLICKS.name, txid=txid, turn_timeout=timedelta(hours=6))
 
 
 def _phases(batches: Batches) -> list[tuple[int, str]]:
@@ -142,7 +136,7 @@ def test_a_batch_is_given_up_by_what_its_content_did_however_its_last_task_ended
             clicks.store.fail_attempt(clicks.begin(txid), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
     clicks.store.fail_attempt(clicks.begin(3), "SPARK_UNAVAILABLE: gone", is_poison=False)
     for position in range(3):
-        batch_tasks.report_failure({"ti": _task(position), "exception": None})
+        batch_tasks.report_failure({**_context(position), "exception": None})
     assert _phases(clicks) == [(1, "skipped"), (2, "halted"), (3, "halted")]
 
 
@@ -156,9 +150,10 @@ def test_a_wait_that_ended_in_vain_asks_the_ledger_again_before_it_fails(
     clicks.plan("run", 3)
     if waits_for is None:
         clicks.store.halt_batch(CLICKS.name, 1, "a person has to look")
-    task, method = (_process(2), "execute_begin") if kind == "process" else (_commit(2), "execute_complete")
+    commit = CommitSensor(task_id=COMMIT, pipeline_name=CLICKS.name, txid=2, turn_timeout=timedelta(hours=6))
+    task, method = (_process(2), "execute_begin") if kind == "process" else (commit, "execute_complete")
     event = Halt(reason="clicks 2 will not commit in this run", waits_for=waits_for)
-    context = {"ti": _task()}
+    context = _context()
     with pytest.raises(batch_tasks.WaitedInVain, match="clicks 2 will not commit in this run") as waited:
         task.resume_execution(method, {"event": event}, context)
     batch_tasks.report_failure({**context, "exception": waited.value})
@@ -185,64 +180,55 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, int]]]:
     return found
 
 
+@pytest.fixture
+def one_by_one(clicks: Batches, settings: Settings, tmp_path: Path) -> Batches:
+    """Pipeline clicks, with a file per batch: three at first."""
+    declared = DECLARED.format("source=replace(CLICKS.source, max_files=1, min_age_seconds=0)")
+    (tmp_path / "clicks.py").write_text(declared)
+    _arrive(settings, 1, 2, 3)
+    return clicks
+
+
 def _arrive(settings: Settings, *numbers: int) -> None:
     (settings.home / "clicks").mkdir(exist_ok=True)
     for number in numbers:
         (settings.home / f"clicks/{number}.csv").write_text("page\n")
 
 
-@pytest.fixture
-def one_by_one(clicks: Batches, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batches:
-    (tmp_path / "clicks.py").write_text(
-        "from dataclasses import replace\nfrom tests.dags.conftest import CLICKS\n"
-        "SOURCE = replace(CLICKS.source, max_files=1, min_age_seconds=0)\nPIPELINE = replace(CLICKS, source=SOURCE)\n"
-    )
-    return clicks
+# What a run is asked for, the txids that it covers, and what it asks of the next run.
+REST: list[tuple[dict[str, int], list[int], dict[str, int] | None]] = [
+    ({}, [1, 2, 3], {}),
+    ({"max_batches": 3}, [1, 2, 3], None),
+    ({"max_batches": 7}, [1, 2, 3], {"max_batches": 4}),
+    ({"from_txid": 1, "to_txid": 5}, [1, 2, 3], {"from_txid": 4, "to_txid": 5}),
+    ({"to_txid": 3}, [1, 2, 3], None),
+    ({"to_txid": 2}, [1, 2], None),
+]
 
 
 @pytest.mark.promise("limit:BATCHES_PER_RUN")
-@pytest.mark.parametrize(
-    ("given", "covered", "rest"),
-    [
-        ({}, [1, 2, 3], {}),
-        ({"max_batches": 3}, [1, 2, 3], None),
-        ({"max_batches": 7}, [1, 2, 3], {"max_batches": 4}),
-        ({"from_txid": 1, "to_txid": 5}, [1, 2, 3], {"from_txid": 4, "to_txid": 5}),
-        ({"to_txid": 3}, [1, 2, 3], None),
-        ({"to_txid": 2}, [1, 2], None),
-    ],
-)
-def test_a_plan_that_leaves_batches_over_queues_the_next_run(
-    one_by_one: Batches,
-    settings: Settings,
-    queued: list[Any],
-    given: dict[str, int],
-    covered: list[int],
-    rest: dict[str, int] | None,
-) -> None:
-    _arrive(settings, *range(1, 9))
-
+@pytest.mark.parametrize("case", REST)
+@pytest.mark.usefixtures("one_by_one")
+def test_a_plan_that_leaves_batches_over_queues_the_next_run(settings: Settings, queued: list[Any], case: Any) -> None:
+    given, covered, rest = case
+    _arrive(settings, *range(4, 9))
     assert [_plan(batches_per_run=3, **given) for _ in range(2)] == [covered] * 2
-
     assert queued == ([] if rest is None else [("continued_2__run", rest)] * 2)
 
 
 @pytest.mark.promise("decision:0055")
 def test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source(
-    one_by_one: Batches, settings: Settings, queued: list[Any], caplog: pytest.LogCaptureFixture
+    one_by_one: Batches, queued: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A batch that needs a person would otherwise be tried again by each run of the chain."""
-    _arrive(settings, 1, 2, 3)
     assert _plan(batches_per_run=2, concurrency=7) == [1, 2]
     assert "declares concurrency=4, its Dag processes 7 batches at once" in caplog.text
     one_by_one.seal(1)
     one_by_one.commit(1)
     one_by_one.store.halt_batch(CLICKS.name, 2, "a person has to look")
-
     with pytest.raises(AirflowSkipException, match=r"Run run, .* has not committed clicks 2\. Why: tidegate why clicks 2\."):
         _plan(batches_per_run=2, run_id="continued_2__run")
     assert one_by_one.store.turn(CLICKS.name, 2).halted is not None
-
     one_by_one.seal(2)
     one_by_one.commit(2)
     assert _plan(batches_per_run=2, run_id="continued_2__run") == [3]
@@ -255,19 +241,14 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Processor, "_stage", lambda self, attempt: self._store.seal(attempt, [], Tracked(0)))
 
 
-@pytest.mark.parametrize(
-    ("try_number", "max_tries", "attempts"),
-    [(1, 5, 1), (2, 5, 1), (2, 6, 2), (3, 6, 1)],
-    ids=["first", "retry", "cleared", "later"],
-)
+@pytest.mark.parametrize(("try_number", "max_tries", "attempts"), [(1, 5, 1), (2, 5, 1), (2, 6, 2), (3, 6, 1)])
 @pytest.mark.usefixtures("without_spark")
 def test_a_cleared_task_processes_its_batch_again(clicks: Batches, try_number: int, max_tries: int, attempts: int) -> None:
+    """The first try, a retry, the first try after clearing, and a retry then."""
     clicks.plan("run", 2)
     clicks.begin(1)
     clicks.seal(2)
-
-    _process(2).execute({"ti": _task(try_number=try_number, max_tries=max_tries)})
-
+    _process(2).execute(_context(try_number=try_number, max_tries=max_tries))
     assert _phases(clicks) == [(1, "processing"), (2, "processed")]
     assert len(clicks.store.batch_history(CLICKS.name, 2).attempts) == attempts
 
@@ -285,7 +266,7 @@ def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
     operator = _process(WINDOW + 1, execution_timeout=limit)
 
     with pytest.raises(TaskDeferred) as waiting:
-        operator.execute({"ti": _task()})
+        operator.execute(_context())
 
     assert _phases(clicks)[-1] == (WINDOW + 1, "planned")
     assert waiting.value.trigger.serialize() == (
@@ -296,11 +277,11 @@ def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
     go_on = getattr(operator, waiting.value.method_name)
     clicks.store.halt_batch(CLICKS.name, 1, "a person has to look")
     with pytest.raises(AirflowFailException, match="txid 1 is halted"):
-        go_on({"ti": _task()}, Halt(reason="txid 1 is halted", waits_for=None))
+        go_on(_context(), Halt(reason="txid 1 is halted", waits_for=None))
 
     clicks.store.seal(clicks.begin(1), [], Tracked(0))
     clicks.commit(1)
-    go_on({"ti": _task()}, None)
+    go_on(_context(), None)
     assert _phases(clicks) == [(txid, "committed") for txid in range(1, WINDOW + 2)]
 
 
@@ -309,9 +290,7 @@ def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
 def test_a_task_goes_on_with_batches_that_have_not_begun(clicks: Batches) -> None:
     clicks.plan("run", 5)
     clicks.store.fail_attempt(clicks.begin(4), "STORE_UNAVAILABLE: gone")
-
-    _process(2).execute({"ti": _task()})
-
+    _process(2).execute(_context())
     assert _phases(clicks) == [*((txid, "committed") for txid in (1, 2, 3)), (4, "failed"), (5, "processed")]
     ran = [clicks.store.batch_history(CLICKS.name, txid).attempts[0] for txid in (2, 1, 5)]
     assert {(attempt["airflow_run_id"], attempt["airflow_try"]) for attempt in ran} == {("run", 6)}

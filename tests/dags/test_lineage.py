@@ -31,7 +31,6 @@ def test_a_batch_has_its_files_its_states_and_a_facet(
     monkeypatch.setattr(Settings, "load", lambda *_: settings)
     monkeypatch.setattr(lineage, "find_pipeline", {"clicks": CLICKS}.__getitem__)
     found = lineage.lineage_of("clicks", 1)
-
     (read,), (written,) = found.inputs, found.outputs
     folder = settings.home / "clicks"
     assert (read.namespace, read.name) == named(naming.LocalFileSystem(str(folder)))

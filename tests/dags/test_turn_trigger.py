@@ -1,218 +1,225 @@
-"""Waiting triggers learn of their turns from a real ledger, through one poller, under all kinds of failures."""
+"""Waiting triggers learn of their turns, or of a worker, from a real ledger, by one poller, under all kinds of failures."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import psycopg2
 import pytest
-from airflow.triggers.base import TaskSuccessEvent
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.batches import Batches
 from tests.dags.conftest import CLICKS, PATIENCE_SECONDS, in_a_loop
+from tests.statements import execute
 from tests.store import WINDOW, Turn
-from tidegate.dags import batch_trigger
-from tidegate.dags.batch_trigger import COMMIT, Place, TurnPoller, TurnTrigger
+from tidegate.dags import batch_trigger, dispatch
+from tidegate.dags.batch_trigger import COMMIT, PROCESS, TurnPoller, TurnTrigger
+from tidegate.dags.waiting_tasks import Awaited, Place
 from tidegate.state_store import Settings, StateStore
 
-Polls = Callable[[int], Awaitable[None]]
+CONCURRENCY = 2
+SILENCE = "UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'"
+NO_MORE = "no task of this run tries txid 2 any more"
 
 
-@pytest.fixture(autouse=True)
-def polls(monkeypatch: pytest.MonkeyPatch) -> Polls:
-    """A function that waits until pollers, which look often here, have looked that many more times."""
-    for name, seconds in (("POLL_SECONDS", 0.05), ("SECONDS_BETWEEN_LOOKS", 0.05), ("FAILED_TASKS_EVERY_SECONDS", 0.1)):
-        monkeypatch.setattr(batch_trigger, name, seconds)
-    answers, seen = TurnPoller._answers, 0
+class Poller(TurnPoller):
+    looks = 0
 
-    def counted(poller: TurnPoller, *arguments: Any) -> Any:
-        nonlocal seen
-        seen += 1  # at its beginning: all looks before have been answered
-        return answers(poller, *arguments)
+    def _answers(self, *arguments: Any) -> Any:
+        self.looks += 1  # at its beginning: all looks before have been answered
+        return super()._answers(*arguments)
 
-    async def more(count: int) -> None:
-        until = seen + 1 + count
-        while seen < until:
+
+class Run:
+    """A run whose tasks wait in the triggerer, and what Airflow says of them: the states of process tasks, and who failed."""
+
+    def __init__(self, batches: Batches, settings: Settings) -> None:
+        self.batches, self._settings = batches, settings
+        self.states: dict[int, Any] = {}
+        self.failed: list[int] = []
+        self.looks_at_failed = 0
+        self.poller = Poller(lambda: StateStore.connect(settings), self._failed_tasks, lambda *_: self.states)
+        self._waits: dict[int, asyncio.Task[Any]] = {}
+
+    def _failed_tasks(self, _pipeline: str, _run_id: str) -> list[int]:
+        self.looks_at_failed += 1
+        return list(self.failed)
+
+    def wait(self, *txids: int, awaited: Awaited = "commit") -> None:
+        """Let tasks of these txids wait."""
+        for txid in txids:
+            place = Place(CLICKS.name, "run", txid - 1, awaited, CONCURRENCY)
+            self._waits[txid] = asyncio.create_task(self.poller.wait(place))
+
+    async def turn(self, txid: int) -> Turn:
+        answer = await self._waits[txid]
+        assert answer.txid in (txid, 0)
+        return answer.turn
+
+    async def sent(self, *txids: int) -> list[str]:
+        """Return what becomes of tasks that wait to process."""
+        turns = [await self.turn(txid) for txid in txids]
+        return ["no worker" if turn.done else "worker" for turn in turns]
+
+    def check(self, *over: int) -> None:
+        """Only the waits of these txids are over."""
+        assert [txid for txid, wait in self._waits.items() if wait.done()] == list(over)
+
+    async def none_but(self, *over: int, looks: int = 8) -> None:
+        """Only the waits of these txids are over, also some looks later."""
+        until = self.poller.looks + looks
+        while self.poller.looks < until:
+            await asyncio.sleep(0.01)
+        self.check(*over)
+
+    async def looks_for_failed(self, count: int) -> None:
+        """Wait until so many more looks at failed tasks have been made, or the wait of txid 3 is over."""
+        until = self.looks_at_failed + count
+        while self.looks_at_failed < until and not self._waits[3].done():
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(TurnPoller, "_answers", counted)
-    return more
+    async def seal(self, *txids: int) -> None:
+        for txid in txids:
+            await asyncio.to_thread(self.batches.seal, txid)
 
+    async def commit(self, *txids: int) -> None:
+        for txid in txids:
+            await asyncio.to_thread(self.batches.commit, txid)
 
-def _poller(
-    settings: Settings,
-    failed: Callable[[str, str], Iterable[int]] = lambda _pipeline, _run_id: [],
-    process_tasks: Callable[[str, str], dict[int, str]] = lambda _pipeline, _run_id: {},
-) -> TurnPoller:
-    return TurnPoller(lambda: StateStore.connect(settings), failed, process_tasks)
+    async def halt(self, txid: int) -> None:
+        await asyncio.to_thread(self.batches.store.halt_batch, CLICKS.name, txid, "SOURCE_CHANGED: a.csv")
+
+    async def as_owner(self, statement: str) -> None:
+        await asyncio.to_thread(execute, self._settings.conninfo(user="tidegate_owner"), statement)
 
 
 @pytest.fixture
-def poller(settings: Settings) -> TurnPoller:
-    return _poller(settings)
-
-
-def _places(txids: Iterable[int]) -> list[Place]:
-    return [Place(CLICKS.name, "run", txid - 1) for txid in txids]
-
-
-async def _turn(poller: TurnPoller, place: Place) -> Turn:
-    answer = await poller.wait(place)
-    assert answer.txid in (place.map_index + 1, 0)
-    return answer.turn
+def run(batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run whose poller looks often."""
+    for name, seconds in (("POLL_SECONDS", 0.05), ("SECONDS_BETWEEN_LOOKS", 0.05), ("FAILED_TASKS_EVERY_SECONDS", 0.1)):
+        monkeypatch.setattr(batch_trigger, name, seconds)
+    monkeypatch.setattr(dispatch, "SECONDS_BETWEEN_LOOKS", 0.0)
+    return Run(batches, settings)
 
 
 @in_a_loop
-async def test_turns_open_in_txid_order(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
-    batches.plan("run", 3)
-    waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2, 3])]
-    await asyncio.to_thread(batches.seal, 2)
-    await asyncio.to_thread(batches.seal, 3)
-    await polls(3)
-    assert not any(wait.done() for wait in waits)
-
-    for txid, wait in enumerate(waits, start=1):
+async def test_turns_open_in_txid_order(run: Run) -> None:
+    run.batches.plan("run", 3)
+    run.wait(1, 2, 3)
+    await run.seal(2, 3)
+    await run.none_but()
+    for txid in (1, 2, 3):
         if txid == 1:
-            await asyncio.to_thread(batches.seal, 1)
-        assert (await wait).opens
-        assert not any(later.done() for later in waits[txid:])
-        await asyncio.to_thread(batches.commit, txid)
+            await run.seal(1)
+        assert (await run.turn(txid)).opens
+        run.check(*range(1, txid + 1))
+        await run.commit(txid)
+
+
+@pytest.mark.parametrize("awaited", ["begin", "process"])
+@in_a_loop
+async def test_a_wait_for_the_window_ends_when_there_is_room_or_a_halt(run: Run, awaited: Awaited) -> None:
+    run.batches.plan("run", WINDOW + 2)
+    await run.seal(*range(1, WINDOW + 1))
+    run.wait(WINDOW + 1, WINDOW + 2, awaited=awaited)
+    await run.none_but()
+    await run.commit(1)
+    assert (await run.turn(WINDOW + 1)).opens == (awaited == "process")
+    run.check(WINDOW + 1)
+    await run.halt(2)
+    assert (await run.turn(WINDOW + 2)).halted == "txid 2 is halted: SOURCE_CHANGED: a.csv"
 
 
 @in_a_loop
-async def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
-    batches.plan("run", WINDOW + 2)
-    last, later = (
-        asyncio.create_task(_turn(poller, Place(CLICKS.name, "run", txid - 1, "begin"))) for txid in (WINDOW + 1, WINDOW + 2)
-    )
-    await polls(3)
-    assert not last.done()
-
-    await asyncio.to_thread(batches.seal, 1)
-    await asyncio.to_thread(batches.commit, 1)
-    assert not (await last).opens
-    assert not later.done()
-    await asyncio.to_thread(batches.store.halt_batch, CLICKS.name, 2, "a person has to look")
-    assert (await later).halted == "txid 2 is halted: a person has to look"
-
-
-@in_a_loop
-async def test_a_halted_batch_ends_all_later_waits_with_its_reason(batches: Batches, poller: TurnPoller) -> None:
-    batches.plan("run", 3)
-    batches.seal(1)
-    batches.store.halt_batch(CLICKS.name, 2, "SOURCE_CHANGED: a.csv")
-    first, third = await asyncio.gather(*(_turn(poller, place) for place in _places([1, 3])))
+async def test_a_halted_batch_ends_all_later_waits_with_its_reason(run: Run) -> None:
+    run.batches.plan("run", 3)
+    await run.seal(1)
+    await run.halt(2)
+    run.wait(1, 3)
+    first, third = await run.turn(1), await run.turn(3)
     assert (first.opens, first.halted) == (True, None)
     assert third.halted == "txid 2 is halted: SOURCE_CHANGED: a.csv"
 
 
 @in_a_loop
-async def test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared(
-    batches: Batches, polls: Polls, settings: Settings
-) -> None:
+async def test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared(run: Run) -> None:
     """With a task that was cleared, commit tasks after it were, and start before its attempt lifts the halt."""
-    batches.plan("run", 2)
-    batches.store.halt_batch(CLICKS.name, 1, "SOURCE_CHANGED: a.csv")
-    batches.seal(2)
-    states: dict[int, Any] = {0: None, 1: "success"}
-    poller = _poller(settings, process_tasks=lambda _pipeline, _run_id: states)
-    waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2])]
-    await polls(6)
-    assert not any(wait.done() for wait in waits)
-    states[0] = "running"
-    await asyncio.to_thread(batches.seal, 1)
-    await polls(6)
-    assert not any(wait.done() for wait in waits)
-    states[0] = "success"
-    assert (await waits[0]).opens
-    await asyncio.to_thread(batches.commit, 1)
-    assert (await waits[1]).opens
+    run.batches.plan("run", 2)
+    await run.halt(1)
+    await run.seal(2)
+    run.states |= {0: None, 1: "success"}
+    run.wait(1, 2)
+    await run.none_but()
+    run.states[0] = "running"
+    await run.seal(1)
+    await run.none_but()
+    run.states[0] = "success"
+    assert (await run.turn(1)).opens
+    await run.commit(1)
+    assert (await run.turn(2)).opens
 
 
 @in_a_loop
-async def test_waits_outlive_an_unreachable_postgres(batches: Batches, settings: Settings) -> None:
-    batches.plan("run", 1)
-    batches.seal(1)
+async def test_waits_outlive_an_unreachable_postgres(run: Run, settings: Settings) -> None:
+    run.batches.plan("run", 1)
+    await run.seal(1)
     tried = iter([replace(settings, pg_port=1), settings])
-    poller = TurnPoller(lambda: StateStore.connect(next(tried)), lambda *_: [], lambda *_: {})
-    assert (await _turn(poller, *_places([1]))).opens
+    run.poller._connect = lambda: StateStore.connect(next(tried))
+    run.wait(1)
+    assert (await run.turn(1)).opens
 
 
 @pytest.mark.parametrize("situation", ["an attempt at work", "sealed ahead of its turn"])
 @in_a_loop
-async def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit(
-    batches: Batches, settings: Settings, situation: str
-) -> None:
-    batches.plan("run", 3)
-    (batches.begin if situation == "an attempt at work" else batches.seal)(2)
-    looks: list[str] = []
-    poller = _poller(settings, lambda _pipeline, run_id: looks.append(run_id) or [1])
-    before, wait = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 3]))
-    while len(looks) < 4:
-        await asyncio.sleep(0.01)
-    assert not wait.done()
+async def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit(run: Run, situation: str) -> None:
+    run.batches.plan("run", 3)
+    (run.batches.begin if situation == "an attempt at work" else run.batches.seal)(2)
+    run.failed = [1]
+    run.wait(1, 3)
+    await run.looks_for_failed(4)
+    run.check()
     # Nothing is at work any more: the attempt falls silent, or nothing commits the sealed batch in its turn.
     if situation == "an attempt at work":
-        await asyncio.to_thread(_as_owner, settings, SILENCE)
-        assert not before.done()
+        await run.as_owner(SILENCE)
     else:
-        await asyncio.to_thread(batches.seal, 1)
-        await asyncio.to_thread(batches.commit, 1)
-    assert (await wait).halted == "no task of this run tries txid 2 any more"
-    before.cancel()
+        await run.seal(1)
+        await run.commit(1)
+    assert (await run.turn(3)).halted == NO_MORE
 
 
 @in_a_loop
-async def test_a_run_that_another_database_does_not_know_ends_its_waits(
-    batches: Batches, polls: Polls, poller: TurnPoller, settings: Settings
-) -> None:
+async def test_a_run_that_another_database_does_not_know_ends_its_waits(run: Run) -> None:
     """After `tidegate restore` no batch of the run is left; without an answer, its waits would keep the next run waiting."""
-    batches.plan("run", 1)
-    wait = asyncio.create_task(_turn(poller, *_places([1])))
-    await polls(3)
-    assert not wait.done()
-    await asyncio.to_thread(_as_owner, settings, "TRUNCATE tidegate.batch CASCADE")
-    assert (await wait).halted == "the ledger knows no such batch of this run"
-
-
-SILENCE = "UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'"
-
-
-def _as_owner(settings: Settings, statement: str) -> None:
-    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_owner"))) as connection, connection.cursor() as cursor:
-        cursor.execute(statement)
-        connection.commit()
+    run.batches.plan("run", 1)
+    run.wait(1)
+    await run.none_but()
+    await run.as_owner("TRUNCATE tidegate.batch CASCADE")
+    assert (await run.turn(1)).halted == "the ledger knows no such batch of this run"
 
 
 @pytest.mark.promise("limit:SECONDS_UNTIL_ABANDONED")
 @pytest.mark.parametrize("has_begun", [False, True])
 @in_a_loop
 async def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task(
-    batches: Batches, polls: Polls, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
+    run: Run, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
 ) -> None:
     """Its process task was marked as done by hand, before it began or in its work: no task would ever seal it."""
     monkeypatch.setattr(batch_trigger, "SECONDS_UNTIL_ABANDONED", 0.3)
-    states = {0: "up_for_retry"}
-    poller = _poller(settings, process_tasks=lambda _pipeline, _run_id: states)
-    batches.plan("run", 2)
+    run.states[0] = "up_for_retry"
+    run.batches.plan("run", 2)
     if has_begun:
-        batches.begin(1)
-    first, second = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 2]))
-    await polls(20)  # which takes a second
-    assert not first.done()  # its own task will try it again
-    states[0] = "success"
+        run.batches.begin(1)
+    run.wait(1, 2)
+    await run.none_but(looks=20)  # which takes a second: its own task will try it again
+    run.states[0] = "success"
     if has_begun:
-        await polls(20)  # which takes a second
-        assert not first.done()  # a task is at work
-        await asyncio.to_thread(_as_owner, settings, SILENCE)
-    assert (await first).opens
-    assert not second.done()
-    second.cancel()
+        await run.none_but(looks=20)  # a task is at work
+        await run.as_owner(SILENCE)
+    assert (await run.turn(1)).opens
+    run.check(1)
 
 
 def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,75 +233,117 @@ def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatc
         return {run_ids[0]: chosen}
 
     monkeypatch.setattr(batch_trigger.RuntimeTaskInstance, "get_task_states", get_task_states)
-
     assert set(batch_trigger.failed_tasks(CLICKS.name, "run")) == {0, 1}
     assert batch_trigger.process_tasks(CLICKS.name, "run") == dict(enumerate(of_process))
 
 
 @pytest.mark.parametrize("is_next", [False, True])
 @in_a_loop
-async def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
-    batches: Batches, settings: Settings, *, is_next: bool
-) -> None:
-    batches.plan("run", 3)
-    batches.give_up(2)
+async def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(run: Run, *, is_next: bool) -> None:
+    run.batches.plan("run", 3)
+    run.batches.give_up(2)
+    run.failed = [1]
     if is_next:
-        batches.seal(1)
-        batches.commit(1)
-    looks: list[str] = []
-    failed = [1]
-    poller = _poller(settings, lambda _pipeline, run_id: looks.append(run_id) or list(failed))
-    wait = asyncio.create_task(_turn(poller, *_places([3])))
-    while len(looks) < 4 and not wait.done():
-        await asyncio.sleep(0.01)
+        await run.seal(1)
+        await run.commit(1)
+    run.wait(3)
+    await run.looks_for_failed(4)
     if not is_next:
-        assert not wait.done()
+        run.check()
         # Between both commits, a look would find that nothing before txid 2 is still to come.
-        failed.clear()
-        last = len(looks)
-        while len(looks) < last + 2:
-            await asyncio.sleep(0.01)
-        for txid in (1, 3):
-            await asyncio.to_thread(batches.seal, txid)
-        for txid in (1, 2):
-            await asyncio.to_thread(batches.commit, txid)
-        failed.append(1)
-    turn = await wait
-    assert (turn.opens, turn.halted) == ((False, "no task of this run tries txid 2 any more") if is_next else (True, None))
+        run.failed = []
+        await run.looks_for_failed(2)
+        await run.seal(1, 3)
+        await run.commit(1, 2)
+        run.failed = [1]
+    turn = await run.turn(3)
+    assert (turn.opens, turn.halted) == ((False, NO_MORE) if is_next else (True, None))
 
 
 @in_a_loop
-async def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(batches: Batches, settings: Settings) -> None:
-    batches.plan("run", 3)
-    looks = 0
+async def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.batches.plan("run", 3)
 
     def failed_tasks(_pipeline: str, _run_id: str) -> list[int]:
-        nonlocal looks
-        looks += 1
-        if looks == 2:
-            batches.give_up(2)
+        run.looks_at_failed += 1
+        if run.looks_at_failed == 2:
+            run.batches.give_up(2)
         return [1]
 
-    poller = _poller(settings, failed_tasks)
-    wait = asyncio.create_task(_turn(poller, *_places([3])))
-    while looks < 4 and not wait.done():
-        await asyncio.sleep(0.01)
-    assert not wait.done()
-    wait.cancel()
+    monkeypatch.setattr(run.poller, "_failed_tasks", failed_tasks)
+    run.wait(3)
+    await run.looks_for_failed(4)
+    run.check()
+
+
+@pytest.mark.promise("performance:so-do-process-tasks-except-first-ones", "decision:0027")
+@in_a_loop
+async def test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without(run: Run) -> None:
+    """Between the end of a wait and the scheduler's next look, Airflow calls the task deferred; it counts all the same."""
+    run.batches.plan("run", 5)
+    run.states |= dict.fromkeys(range(5), "deferred")
+    run.wait(1, 2, 3, 4, 5, awaited="process")
+    assert await run.sent(1, 2) == ["worker", "worker"]
+    await run.none_but(1, 2)
+    run.states |= {0: "running", 1: "queued"}
+    await run.seal(1, 2, 3, 4)
+    await run.none_but(1, 2)
+    await run.seal(5)
+    assert await run.sent(3, 4, 5) == ["no worker"] * 3
+
+
+@in_a_loop
+async def test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "SECONDS_ON_THE_WAY", 0.0)
+    run.batches.plan("run", 3)
+    run.states |= {0: "running", 1: "running"}
+    run.wait(1, 2, 3, awaited="process")
+    await asyncio.to_thread(run.batches.begin, 1)
+    await run.none_but()
+    run.states[1] = "failed"
+    assert await run.sent(2) == ["worker"]
+
+
+@in_a_loop
+async def test_batches_need_no_worker_once_they_are_over_unless_sealed_under_another_declaration(
+    run: Run, register: Callable[..., None]
+) -> None:
+    run.batches.plan("run", 3)
+    await run.seal(1)
+    await run.commit(1)
+    run.batches.give_up(2)
+    await run.seal(3)
+    register(replace(CLICKS, version=2))
+    run.wait(1, 2, 3, awaited="process")
+    assert await run.sent(1, 2, 3) == ["no worker", "no worker", "worker"]
+
+
+@in_a_loop
+async def test_a_process_task_that_was_cleared_goes_to_a_worker_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have to process its batch again although that is sealed."""
+    monkeypatch.setattr(batch_trigger, "_poller", run.poller)
+    run.batches.plan("run", 1)
+    await run.seal(1)
+    trigger = TurnTrigger(CLICKS.name, "process", CONCURRENCY)
+    for try_number, event in ((1, TaskSuccessEvent()), (2, TriggerEvent(None))):
+        trigger.task_instance = SimpleNamespace(task_id=PROCESS, run_id="run", map_index=0, try_number=try_number)
+        assert [found async for found in trigger.run()] == [event]
 
 
 @pytest.mark.promise("performance:tasks-that-end-in-triggerer-end-together")
 def test_triggers_record_the_waits_and_commits_of_many_batches(
-    batches: Batches, settings: Settings, poller: TurnPoller, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    run: Run, settings: Settings, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 2 * WINDOW + 1
-    batches.plan("run", count)
+    run.batches.plan("run", count)
     for txid in range(1, count + 1):
-        batches.seal(txid)
+        run.batches.seal(txid)
         if txid % WINDOW == 0 or txid == count:
-            batches.store.commit_ready(CLICKS.spec, "test", wait=True)
+            run.batches.store.commit_ready(CLICKS.spec, "test", wait=True)
     monkeypatch.setattr(Settings, "load", lambda: settings)
-    monkeypatch.setattr(batch_trigger, "_poller", poller)
+    monkeypatch.setattr(batch_trigger, "_poller", run.poller)
 
     async def wait(map_index: int) -> None:
         trigger = TurnTrigger(CLICKS.name, "commit")

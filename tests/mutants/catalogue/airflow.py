@@ -11,8 +11,7 @@ AIRFLOW_REPORT = in_file("tidegate/explain/airflow_report.py")
 SUPERVISOR = in_file("tidegate/stack/supervisor.py")
 
 OF_TURNS = "tests/unit/test_verdicts.py::test_turns_open_in_order_and_wait_only_for_batches_that_come"
-OF_TRIGGER, OF_DISPATCH = "tests/dags/test_turn_trigger.py", "tests/dags/test_dispatch.py"
-OF_DAG = "tests/dags/test_batch_dag.py"
+OF_TRIGGER, OF_DAG = "tests/dags/test_turn_trigger.py", "tests/dags/test_batch_dag.py"
 
 MUTANTS = (
     TRIGGER("a-halted-batch-ends-no-wait", "I20", "_opened")(
@@ -20,7 +19,7 @@ MUTANTS = (
     ),
     TRIGGER("a-wait-for-the-window-does-not-end", "I20", "_opened")(
         '(place.awaited == "begin" and turn.[-begins-]{+done+})',
-        f"{OF_TRIGGER}::test_a_wait_for_the_window_ends_when_there_is_room",
+        f"{OF_TRIGGER}::test_a_wait_for_the_window_ends_when_there_is_room_or_a_halt",
     ),
     TRIGGER("a-task-that-has-just-failed-ends-waits-at-once", "limit:POLL_SECONDS", "TurnPoller._failed_twice")(
         "failed, self._seen_failed = seen[- & self._seen_failed-], seen",
@@ -43,7 +42,7 @@ MUTANTS = (
         f"{OF_TRIGGER}::test_a_run_that_another_database_does_not_know_ends_its_waits",
     ),
     TRIGGER("a-cleared-task-ends-without-a-worker", "name:batch_dag", "TurnTrigger.run")(
-        "ti.try_number > [-1-]{+9+}:", f"{OF_DISPATCH}::test_a_process_task_that_was_cleared_goes_to_a_worker_at_once"
+        "ti.try_number > [-1-]{+9+}:", f"{OF_TRIGGER}::test_a_process_task_that_was_cleared_goes_to_a_worker_at_once"
     ),
     TASKS("a-wait-that-ended-in-vain-does-not-ask-the-ledger-again", "I20", "_still_halted")(
         "return [-store.committed(pipeline) < waits_for-]{+True+}",
@@ -90,7 +89,7 @@ MUTANTS = (
     TURNS("a-batch-sealed-under-another-declaration-gets-no-worker", "I16", "TurnFacts.is_over")(
         "self.newest.[-is_sealed_by(self.fingerprint)-]{+sealed_at is not None+}",
         OF_TURNS,
-        f"{OF_DISPATCH}::test_batches_need_no_worker_once_they_are_over_unless_sealed_under_another_declaration",
+        f"{OF_TRIGGER}::test_batches_need_no_worker_once_they_are_over_unless_sealed_under_another_declaration",
     ),
     DISPATCH(
         "more-tasks-get-workers-than-the-run-may-have",
@@ -98,21 +97,21 @@ MUTANTS = (
         "Dispatcher._sent_to_workers",
     )(
         "max(left[0].concurrency[- - len(busy)-], 0)",
-        f"{OF_DISPATCH}::test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without",
+        f"{OF_TRIGGER}::test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without",
     ),
     DISPATCH("a-task-that-is-over-keeps-its-place", "I20", "Dispatcher._sent_to_workers")(
         'if state [-in WITH_WORKER-]{+!= "deferred"+}}',
-        f"{OF_DISPATCH}::test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits",
+        f"{OF_TRIGGER}::test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits",
     ),
     DISPATCH("a-halt-ends-no-wait-for-a-worker", "I20", "Dispatcher.answers")(
         "batch is None[- or (turn.halted and not turn.begins)-]:",
-        f"{OF_DISPATCH}::test_a_batch_beyond_the_window_waits_until_there_is_room_or_a_halt",
+        f"{OF_TRIGGER}::test_a_wait_for_the_window_ends_when_there_is_room_or_a_halt",
     ),
     DISPATCH(
         "a-task-on-its-way-is-not-counted", "performance:so-do-process-tasks-except-first-ones", "Dispatcher._sent_to_workers"
     )(
         "if state in WITH_WORKER}[- | sent.keys()-]",
-        f"{OF_DISPATCH}::test_a_task_on_its_way_to_a_worker_counts_before_airflow_shows_it",
+        f"{OF_TRIGGER}::test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without",
     ),
     PIPELINE("a-step-is-tried-once-more-than-its-pipeline-says", "limit:Pipeline.tries", "Retry.pause_after")(
         "if failures >[-=-] self.tries:", f"{OF_DAG}::test_a_task_is_tried_as_often_as_its_pipeline_says"
