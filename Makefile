@@ -74,7 +74,7 @@ page: setup ## Build the page of the operator from its sources (needs Node; the 
 	@cd tidegate/page/frontend && npm ci --loglevel=error --no-audit && npm run --silent build
 
 pictures: setup ## Renew the pictures in docs/page, from the stack of the browser tests (needs Chromium)
-	@PICTURES=1 SOAK=1 $(BIN)/pytest tests/page/test_browser.py
+	@PICTURES=1 SOAK=1 $(BIN)/pytest tests/end_to_end/test_one_airflow.py -k every_view
 
 # Programs in .venv name the folder that it was made in: a renamed clone installs again.
 made_in := $(shell cat .venv/folder 2>/dev/null)

@@ -12,9 +12,9 @@ from statistics import median
 import httpx
 from playwright.sync_api import Browser
 
+from benchmarks.api_server import ApiServer, running_server
 from benchmarks.harness import Bar, Bench, Figure, timed
 from tests.batches import Batches
-from tests.page.api_server import ApiServer, running_server
 from tests.page.browsers import launched
 from tests.page.ledgers import PIPELINES, TXIDS, as_owner, write_large_ledger
 from tests.page.pipelines import CLICKS

@@ -1,12 +1,14 @@
-"""A complete stack for the tests: real Airflow, Spark and Postgres, driven by the command line."""
+"""README's own project on a complete stack: real Airflow, Spark and Postgres."""
 
 import json
 import os
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +19,17 @@ from psycopg2 import sql
 
 from tests import in_process
 from tests.cli.conftest import check_schema, verb_of
-from tests.conftest import COMMAND
-from tests.examples import EXAMPLES, copy_examples
-from tests.servers import do_not_sync
+from tests.readme.console import Shell
+from tests.stack.conftest import Stack
 from tests.statements import execute
 from tests.store import HOME_VARIABLE
-from tidegate import sample_data
-from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
 from tidegate.state_store import Settings
 
 PATIENCE_SECONDS = 400
-FILES_PER_BATCH = 15
+FINISHED = ("success", "failed")
+SHOPS = ("Lisbon", "Porto", "Faro")
+STATES = {"orders": "revenue", "returns": "returned"}  # of the pipelines that add up what shops sell or take back
 
 
 def wait_for(condition: Callable[[], Any], name: str, seconds: int = PATIENCE_SECONDS, every: float = 0.1) -> Any:
@@ -41,66 +42,110 @@ def wait_for(condition: Callable[[], Any], name: str, seconds: int = PATIENCE_SE
 
 
 @dataclass
-class Project:
-    """A project folder with sample files, and its stack."""
+class Shop:
+    """The project of README, whose pipeline orders adds up the revenue of each shop; colleagues' pipelines; their stack."""
 
     home: Path
-    reservoir: Path
     settings: Settings
+    shell: Shell
+
+    @cached_property
+    def client(self) -> AirflowClient:
+        return AirflowClient(self.settings)
+
+    @property
+    def stack(self) -> Stack:
+        return Stack(self.home)
 
     def tidegate(self, *arguments: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
         done = in_process.run(arguments, {**os.environ, HOME_VARIABLE: str(self.home)}, self.home)
         assert done.returncode == exit_code, f"tidegate {' '.join(arguments)} ended with {done.returncode}: {done.stderr}"
         return done
 
-    def json(self, *arguments: str, exit_code: int = 0) -> Any:
-        found = json.loads(self.tidegate(*arguments, "--json", exit_code=exit_code).stdout)
+    def json(self, *arguments: str) -> Any:
+        found = json.loads(self.tidegate(*arguments, "--json").stdout)
         check_schema(verb_of(arguments), found)
         return found
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [COMMAND, *arguments, "--json"], cwd=self.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    def sell(self, files: int, pipeline: str = "orders") -> list[int]:
+        """Let files arrive; return the txids that they will get."""
+        (folder := self.home / "data" / pipeline).mkdir(exist_ok=True)
+        last = len(list(folder.iterdir()))
+        for number in range(last + 1, last + files + 1):
+            rows = [{"shop": SHOPS[(number + row) % 3], "cents": 100 * number + row} for row in range(5)]
+            (folder / f"2027-{number:04}.json").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return list(range(last + 1, last + files + 1))
 
-    def next_flights(self, batches: int) -> list[int]:
-        """Let this number of batches of flights arrive; return the txids that they will get."""
-        self.add_files("flights", batches * FILES_PER_BATCH)
-        last = self.committed("flights")
-        return list(range(last + 1, last + batches + 1))
+    def check(self, pipeline: str = "orders") -> None:
+        """Each row has counted once: the state is what plain Python adds up, and all files have committed."""
+        files = list((self.home / "data" / pipeline).iterdir())
+        rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        count, cents = Counter(row["shop"] for row in rows), Counter[str]()
+        for row in rows:
+            cents[row["shop"]] += row["cents"]
+        assert self.state(pipeline) == [(shop, count[shop], cents[shop]) for shop in sorted(count)]
+        assert self.committed(pipeline) == len(files)
 
-    def add_files(self, folder: str, count: int) -> None:
-        target = self.home / "data" / folder
-        target.mkdir(parents=True, exist_ok=True)
-        waiting = sorted(f for f in (self.reservoir / "data" / folder).iterdir() if not (target / f.name).exists())
-        assert len(waiting) >= count, f"{len(waiting)} files are left of {folder}"
-        for file in waiting[:count]:
-            (target / file.name).write_bytes(file.read_bytes())
+    def state(self, pipeline: str = "orders") -> list[tuple[Any, ...]]:
+        return self.ask(f"SELECT shop, orders, cents FROM state.{STATES[pipeline]} ORDER BY shop")
+
+    def ledger(self) -> list[tuple[Any, ...]]:
+        """Return all that is recorded of the batches of orders."""
+        query = "SELECT t::text FROM tidegate.{} t WHERE pipeline = 'orders' ORDER BY 1"
+        return [row for table in ("cursor", "batch", "attempt", "commit") for row in self.ask(query.format(table))]
+
+    def run(self, pipeline: str) -> str:
+        """Run a pipeline's Dag, which has to succeed; return the run's name."""
+        run_id = self.client.trigger(pipeline, {})
+        assert self.end_of(pipeline, run_id) == "success"
+        return run_id
+
+    def end_of(self, pipeline: str, run_id: str) -> str:
+        """Wait for the end of a run; return its state."""
+
+        def state() -> str | None:
+            return found if (found := self.client.run_state(pipeline, run_id)) in FINISHED else None
+
+        return str(wait_for(state, f"the end of a run of {pipeline}", every=0.5))
+
+    def tasks(self, run_id: str, task_id: str, pipeline: str = "orders") -> dict[str, str]:
+        found = [task for task in self.client.task_instances(pipeline, run_id) if task["task_id"] == task_id]
+        return {t["rendered_map_index"]: t["state"] for t in sorted(found, key=lambda task: task["map_index"])}
 
     def committed(self, pipeline: str) -> int:
         return int(self.ask("SELECT txid FROM tidegate.cursor WHERE pipeline = %s", pipeline)[0][0])
 
-    def phases(self, pipeline: str, txids: list[int]) -> list[str]:
-        query = "SELECT phase FROM tidegate.batches WHERE pipeline = %s AND txid = ANY (%s) ORDER BY txid"
-        return [phase for (phase,) in self.ask(query, pipeline, txids)]
+    def phases(self, txids: list[int]) -> list[str]:
+        query = "SELECT phase FROM tidegate.batches WHERE pipeline = 'orders' AND txid = ANY (%s) ORDER BY txid"
+        return [phase for (phase,) in self.ask(query, txids)]
 
     def ask(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         """Query the ledger and the states directly: a verb for each look would keep a core busy."""
         return execute(self.settings.conninfo(user="postgres"), query, arguments or None)
 
-    def as_administrator(self) -> psycopg2.extensions.connection:
-        return psycopg2.connect(**self.settings.conninfo(user="postgres"))
-
     @contextmanager
     def held(self, table: str) -> Iterator[None]:
         """Hold a lock on a table of the ledger, so that the next process that writes it waits until the block ends."""
-        with closing(self.as_administrator()) as connection:
+        with closing(psycopg2.connect(**self.settings.conninfo(user="postgres"))) as connection:
             lock = sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(sql.Identifier("tidegate", table))
             connection.cursor().execute(lock)
             yield
 
-    def airflow(self) -> AirflowClient:
-        return AirflowClient(self.settings)
+    def secrets(self) -> dict[str, str]:
+        """Return every secret of the stack, by its place."""
+        found = {}
+        for file in sorted((self.stack.folder / "secrets").iterdir()):
+            content = file.read_text()
+            if file.name.startswith("pgpass"):
+                found |= {f"{file.name} {line.split(':')[3]}": line.split(":")[4] for line in content.splitlines()}
+            elif file.name == "spark.conf":
+                settings = dict(line.split(maxsplit=1) for line in content.splitlines())
+                found[file.name] = settings["spark.connect.authenticate.token"]
+            elif file.suffix == ".json":
+                found |= {f"{file.name} {user}": password for user, password in json.loads(content).items()}
+            else:
+                found[file.name] = content.strip()
+        return found
 
 
 # Airflow's tasks make themselves undumpable, so that only root sees which connections are theirs.
@@ -122,35 +167,3 @@ def waiting_process(settings: Settings, statement: str) -> psutil.Process:
     (pid,) = {c.pid for c in clients}
     assert pid is not None, "the system hides whose connection this is"  # without a number, psutil means this very process
     return psutil.Process(pid)
-
-
-@contextmanager
-def running_project(home: Path, reservoir: Path, dags: Path, **variables: str) -> Iterator[Project]:
-    """Run a whole stack in a copy of the examples, with these Dags and variables, and prepare the sample data elsewhere."""
-    copy_examples(home)
-    sample_data.prepare(reservoir)
-    for file in (reservoir / "data" / "flights").iterdir():  # a year is not enough; the next one is a copy
-        (file.parent / file.name.replace("2013", "2014")).write_bytes(file.read_bytes())
-    environ = {**os.environ, "TIDEGATE_HOME": str(home)}
-    bundles = [
-        {"name": "tests", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {"path": str(dags)}}
-    ]
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in {"AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles), **variables}.items():
-            environment.setenv(name, value)
-        embedded.up(Settings.load(environ))
-    try:
-        do_not_sync(Settings.load(environ))
-        yield Project(home, reservoir, Settings.load(environ))
-    finally:
-        embedded.down(Settings.load(environ), delete_data=True)
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """A project whose stack is up, with 60 daily files of flights and two texts."""
-    home, reservoir = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir")
-    with running_project(home, reservoir, EXAMPLES / "dags") as made:
-        made.add_files("flights", 60)
-        made.add_files("word_count", 2)
-        yield made

@@ -10,145 +10,41 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from functools import cached_property
+from io import BytesIO
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import psutil
 import psycopg2
 import pytest
-from playwright.sync_api import Browser, expect
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect
 
+from tests.checkout import REPOSITORY
 from tests.conftest import COMMAND
-from tests.end_to_end import kinds
-from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, wait_for, waiting_process
-from tests.page.browsers import Trouble, Visit, dialog_of, launched, needs_chromium
+from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Shop, wait_for, waiting_process
+from tests.page.browsers import SIZES, Trouble, Visit, dialog_of, launched, needs_chromium
 from tests.readme.console import Shell, blocks
 from tests.readme.test_readme import OWN, README, STACK
 from tests.servers import QUICK_TO_START, do_not_sync
-from tests.stack.conftest import Stack, occupied, session  # noqa: F401 - occupied is a fixture
+from tests.stack.conftest import occupied, session  # noqa: F401 - occupied is a fixture
 from tests.stack.neighbour import SCAN, account, command_as
-from tidegate.airflow_client import AirflowClient
 from tidegate.dags.batch_trigger import COMMIT, PROCESS
 from tidegate.jobs.engine.txid_ranges import next_run
 from tidegate.stack.components.airflow import PROCESSES, USERS_VARIABLE
-from tidegate.stack.components.airflow import PROJECT as REPOSITORY
 from tidegate.stack.components.server_process import is_alive
 from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings
 
 COLLEAGUES = Path(__file__).resolve().parent / "shop"  # pipelines and Dags besides README's
-FINISHED = ("success", "failed")
 CONCURRENCY = 4  # of a Dag that says nothing else
 COMPONENTS = ["postgres", "spark", *(f"airflow-{process}" for process in PROCESSES)]
-SHOPS = ("Lisbon", "Porto", "Faro")
 NASTY = 'back from "backup" <img src=x onerror=document.title="XSS"> \u202e\u05e9\u05dc\u05d5\u05dd\u202c 🦀'
 # What Airflow keeps of tasks and their runs.
 KEPT_BY_AIRFLOW = ("xcom", "rendered_task_instance_fields", "task_instance", "trigger", "dag_run", "log", "serialized_dag")
-
-
-@dataclass
-class Shop(Project):
-    """The project of README, whose pipeline orders adds up the revenue of each shop, and its stack."""
-
-    shell: Shell
-
-    @cached_property
-    def client(self) -> AirflowClient:
-        return self.airflow()
-
-    @property
-    def stack(self) -> Stack:
-        return Stack(self.home)
-
-    def sell(self, files: int) -> list[int]:
-        """Let files with orders arrive; return the txids that they will get."""
-        folder = self.home / "data/orders"
-        last = len(list(folder.iterdir()))
-        for number in range(last + 1, last + files + 1):
-            rows = [{"shop": SHOPS[(number + row) % 3], "cents": 100 * number + row} for row in range(5)]
-            (folder / f"2027-{number:04}.json").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        return list(range(last + 1, last + files + 1))
-
-    def check_orders(self) -> None:
-        """Each order has counted once: the state is what plain Python adds up, and all files have committed."""
-        files = list((self.home / "data/orders").iterdir())
-        rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-        orders, cents = Counter(row["shop"] for row in rows), Counter[str]()
-        for row in rows:
-            cents[row["shop"]] += row["cents"]
-        assert self.revenue() == [(shop, orders[shop], cents[shop]) for shop in sorted(orders)]
-        assert self.committed("orders") == len(files)
-
-    def revenue(self) -> list[tuple[Any, ...]]:
-        return self.ask("SELECT shop, orders, cents FROM state.revenue ORDER BY shop")
-
-    def ledger(self, pipeline: str = "orders") -> list[tuple[Any, ...]]:
-        """Return all that is recorded of a pipeline's batches."""
-        tables = ("cursor", "batch", "attempt", "commit")
-        return [
-            row
-            for table in tables
-            for row in self.ask(f"SELECT t::text FROM tidegate.{table} t WHERE pipeline = %s ORDER BY 1", pipeline)
-        ]
-
-    def depart(self, *numbers: int) -> None:
-        for number in numbers:
-            kinds.depart(self.home / f"data/departures/{number:03}.csv", number)
-
-    def check_kinds(self) -> None:
-        """Each state of pipeline kinds is what DuckDB computes from the files."""
-        with closing(self.as_administrator()) as connection:
-            assert kinds.found(connection) == kinds.wanted(self.home / "data/departures/*.csv")
-
-    def run(self, pipeline: str) -> str:
-        """Run a pipeline's Dag, which has to succeed; return the run's name."""
-        run_id = self.client.trigger(pipeline, {})
-        assert self.end_of(pipeline, run_id) == "success"
-        return run_id
-
-    def end_of(self, pipeline: str, run_id: str) -> str:
-        """Wait for the end of a run; return its state."""
-
-        def state() -> str | None:
-            return found if (found := self.client.run_state(pipeline, run_id)) in FINISHED else None
-
-        return str(wait_for(state, f"the end of a run of {pipeline}", every=0.5))
-
-    def tasks(self, run_id: str, task_id: str, pipeline: str = "orders") -> dict[str, str]:
-        found = [task for task in self.client.task_instances(pipeline, run_id) if task["task_id"] == task_id]
-        return {t["rendered_map_index"]: t["state"] for t in sorted(found, key=lambda task: task["map_index"])}
-
-    def command(self, *arguments: str) -> Callable[[], Any]:
-        """Start a verb; return a function that waits for its success and returns what it prints."""
-        process = self.start(*arguments)
-
-        def outcome() -> tuple[dict[str, Any], str]:
-            out, err = process.communicate(timeout=300)
-            assert process.returncode == 0, err
-            return json.loads(out), err
-
-        return outcome
-
-    def secrets(self) -> dict[str, str]:
-        """Return every secret of the stack, by its place."""
-        found = {}
-        for file in sorted((self.stack.folder / "secrets").iterdir()):
-            content = file.read_text()
-            if file.name.startswith("pgpass"):
-                found |= {f"{file.name} {line.split(':')[3]}": line.split(":")[4] for line in content.splitlines()}
-            elif file.name == "spark.conf":
-                settings = dict(line.split(maxsplit=1) for line in content.splitlines())
-                found[file.name] = settings["spark.connect.authenticate.token"]
-            elif file.suffix == ".json":
-                found |= {f"{file.name} {user}": password for user, password in json.loads(content).items()}
-            else:
-                found[file.name] = content.strip()
-        return found
+IN_DOCS = {"overview-narrow-dark", "timeline-wide-light", "timeline-wide-dark", "batch-narrow-light", "airflow-grid"}
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +69,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory, occupied: set[int]) -> Iterat
         do_not_sync(settings)
         for block in others:
             shell.run_block(*block)
-        yield Shop(folder / "shop", folder, settings, shell)
+        yield Shop(folder / "shop", settings, shell)
     finally:
         subprocess.run([COMMAND, "down", "--delete-data", "--yes"], cwd=folder / "shop", check=True, capture_output=True)
 
@@ -183,7 +79,7 @@ def test_readmes_own_project_does_what_readme_shows(shop: Shop) -> None:
     """Its commands have printed what is shown below them; what was counted by `run` and by Airflow is each file once."""
     assert shop.shell.folder == shop.home
     assert shop.ask("SELECT count(*) FROM tidegate.commit WHERE pipeline = 'orders'") == [(3,)]
-    shop.check_orders()
+    shop.check()
 
 
 @pytest.mark.promise("performance:commit-task-starts-and-mostly-ends-in")
@@ -197,7 +93,7 @@ def test_batches_that_wait_hold_no_worker_then_commit_in_order_and_cleared_tasks
 
     with shop.held("commit"):
         run_id = shop.client.trigger("orders", {})
-        wait_for(lambda: shop.phases("orders", txids) == ["processed"] * len(txids), "processing of all batches")
+        wait_for(lambda: shop.phases(txids) == ["processed"] * len(txids), "processing of all batches")
         # The process task that waits for the cursor cannot end, but all the others can. The first batch's commit task waits
         # beside it, if the batch was left to be merged with others, so that its own process task is over.
         wait_for(lambda: count(PROCESS, "success") >= len(txids) - 1, "the end of processing", every=0.3)
@@ -207,14 +103,14 @@ def test_batches_that_wait_hold_no_worker_then_commit_in_order_and_cleared_tasks
     assert shop.tasks(run_id, PROCESS) == shop.tasks(run_id, COMMIT) == names
     in_time = shop.ask("SELECT txid FROM tidegate.commit WHERE pipeline = 'orders' ORDER BY merged_at, txid")
     assert [txid for (txid,) in in_time] == list(range(1, txids[-1] + 1))
-    shop.check_orders()
+    shop.check()
 
-    before = shop.revenue(), shop.ledger()
+    before = shop.state(), shop.ledger()
     cleared = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True}
     entries = shop.client._call("POST", "/api/v2/dags/orders/clearTaskInstances", json=cleared)["total_entries"]
     assert entries == 1 + 2 * len(txids)
     assert shop.end_of("orders", run_id) == "success"
-    assert (shop.revenue(), shop.ledger()) == before
+    assert (shop.state(), shop.ledger()) == before
 
 
 @pytest.mark.promise("verb:backfill")
@@ -227,17 +123,14 @@ def test_a_paused_pipeline_opens_no_batch_and_a_resumed_one_backfills_a_range_wi
     assert {task["state"] for task in shop.client.task_instances("orders", run_id)} == {"skipped"}
     assert [row for row in shop.ledger() if row not in before] == []
     shop.tidegate("resume", "orders", "--reason", "it is done")
-
     refused = shop.tidegate("backfill", "orders", "--from-txid", str(second), "--to-txid", str(third), exit_code=2)
     assert f"txid {first} would be left out" in refused.stderr
-
     outcome = shop.json("backfill", "orders", "--from-txid", str(first - 1), "--to-txid", str(second))
     assert (outcome["already_committed"], outcome["committed"]) == ([first - 1], [first, second])
     assert shop.committed("orders") == second
-
     beyond = shop.tidegate("backfill", "orders", "--from-txid", str(third), "--to-txid", str(third + 1), exit_code=75)
     assert f"no data yet for txid {third + 1}" in beyond.stderr
-    shop.check_orders()
+    shop.check()
 
 
 @pytest.mark.promise("json:trigger")
@@ -246,9 +139,7 @@ def test_a_backlog_is_worked_off_by_a_chain_of_runs_with_a_batch_that_is_skipped
     (folder := shop.home / "data/ratings").mkdir()
     for day, stars in enumerate(("5", '"many"', "3"), start=1):
         (folder / f"{day}.json").write_text(f'{{"shop": "Faro", "stars": {stars}}}\n')
-
     outcome = shop.json("trigger", "ratings", "--wait")
-
     first, second = outcome["runs"]
     assert (first, second) == (outcome["run_id"], next_run(outcome["run_id"]))
     assert (outcome["committed"], outcome["skipped"]) == ([1, 3], [2])
@@ -264,38 +155,31 @@ def test_a_backlog_is_worked_off_by_a_chain_of_runs_with_a_batch_that_is_skipped
 
 @pytest.mark.promise("fault:airflow-loses-repeats-or-reorders-tasks:processing")
 @SEES_CONNECTIONS_OF_TASKS
-def test_every_kind_of_state_survives_killed_tasks(shop: Shop) -> None:
-    """One task dies before its seal, one in a commit that has changed all states: each of them equals what DuckDB computes."""
-    shop.ask(kinds.OUTBOX_DDL)
-    shop.depart(1, 2)
-    run_id = shop.client.trigger("kinds", {})
+def test_a_batch_survives_killed_tasks(shop: Shop) -> None:
+    """One task dies before its seal, one in a commit that has changed the state."""
+    shop.sell(1, "returns")
+    run_id = shop.client.trigger("returns", {})
     with shop.held("seal"):
-        waiting_process(shop.settings, "INSERT INTO tidegate.seal%'kinds'").kill()
+        waiting_process(shop.settings, "INSERT INTO tidegate.seal%'returns'").kill()
     with shop.held("commit"):
-        waiting_process(shop.settings, "%INSERT INTO tidegate.commit%'kinds'").kill()
-        assert shop.committed("kinds") == 0
-
-    assert shop.end_of("kinds", run_id) == "success"
-    shop.check_kinds()
-    ((most,),) = shop.ask("SELECT max(attempt) FROM tidegate.attempt WHERE pipeline = 'kinds'")
+        waiting_process(shop.settings, "%INSERT INTO tidegate.commit%'returns'").kill()
+        assert shop.committed("returns") == 0
+    assert shop.end_of("returns", run_id) == "success"
+    shop.check("returns")
+    ((most,),) = shop.ask("SELECT max(attempt) FROM tidegate.attempt WHERE pipeline = 'returns'")
     assert most >= 2
-    assert shop.json("inspect", "kinds", "--txid", "1")["checks"]
 
 
-@pytest.mark.promise(
-    "fault:airflow-loses-repeats-or-reorders-tasks:processing", "fault:airflow-loses-repeats-or-reorders-tasks:commit"
-)
+@pytest.mark.promise("fault:airflow-loses-repeats-or-reorders-tasks:processing")
+@pytest.mark.promise("fault:airflow-loses-repeats-or-reorders-tasks:commit")
 def test_two_runs_of_a_pipeline_and_one_of_another_at_the_same_moment_count_nothing_twice(shop: Shop) -> None:
     """Both runs are active at once over the same files; the other pipeline commits beside them."""
-    shop.depart(3, 4)
+    shop.sell(2, "returns")
     shop.sell(2)
-
-    runs = [(pipeline, shop.client.trigger(pipeline, {})) for pipeline in ("kinds", "orders", "kinds")]
-
+    runs = [(pipeline, shop.client.trigger(pipeline, {})) for pipeline in ("returns", "orders", "returns")]
     assert [shop.end_of(*run) for run in runs] == ["success"] * 3
-    assert shop.committed("kinds") == 4
-    shop.check_kinds()
-    shop.check_orders()
+    shop.check("returns")
+    shop.check()
 
 
 @pytest.fixture(scope="module")
@@ -309,13 +193,34 @@ def operator(browser: Browser, shop: Shop) -> Visit:
     return Visit(browser, shop, "admin")
 
 
+def keep(page: Page, name: str) -> None:
+    """Renew a picture of the documentation, if that is wanted (`make pictures`)."""
+    if name in IN_DOCS and os.environ.get("PICTURES"):
+        page.mouse.move(0, 0)
+        page.wait_for_timeout(1000)  # Airflow's panels slide in
+        taken = Image.open(BytesIO(page.screenshot())).convert("RGB").quantize(colors=128, dither=Image.Dither.NONE)
+        taken.save(REPOSITORY / f"docs/page/{name}.png", optimize=True)
+
+
 @pytest.fixture(scope="module")
-def trouble(shop: Shop) -> Trouble:
+def trouble(shop: Shop, operator: Visit) -> Trouble:
     """A batch of orders that needs a person, and a run that has failed because of it."""
-    made = Trouble(shop, "orders", shop.sell(4))
-    wait_for(lambda: made.tasks()["commit", f"txid {made.waits}"] == "deferred", "the wait for its turn", every=0.5)
+    made = Trouble(shop)
+    wait_for(lambda: shop.tasks(made.run_id, COMMIT)[f"txid {made.waits}"] == "deferred", "the wait for its turn", every=0.5)
+    if os.environ.get("PICTURES"):
+        with operator.page(path=f"/dags/orders/runs/{made.run_id}") as page:
+            page.get_by_role("button", name="Expand all task groups").click()
+            keep(page, "airflow-grid")
     made.let_commit()
     return made
+
+
+@needs_chromium
+@pytest.mark.soak
+def test_every_view_is_accessible_and_fits_in_each_size_and_scheme(trouble: Trouble, operator: Visit) -> None:
+    for size, scheme in product(SIZES, ("light", "dark")):
+        keep_some = lambda page, view, to=f"{size}-{scheme}": keep(page, f"{view}-{to}")  # noqa: E731
+        assert trouble.problems(operator, size, scheme, keep_some) == {}
 
 
 @needs_chromium
@@ -333,16 +238,14 @@ def test_mended_and_retried_it_commits_before_the_operators_eyes(shop: Shop, tro
         expect(dialog).to_contain_text("Airflow has started the run")
         page.keyboard.press("Escape")
         assert [url.rsplit("/", 1)[1] for url in sent] == ["retry", "dagRuns"]
-
         expect(page.get_by_role("heading", level=1)).to_contain_text("committed")
         done = page.get_by_role("table", name=f"What operators did with txid {trouble.changed}")
         expect(done).to_contain_text(NASTY)
         assert page.evaluate("window.loadedOnce")
         assert page.title() == f"{trouble.changed} · batches · orders · Tidegate"  # and not what the reason says
-
         page.get_by_role("link", name=f"txid {trouble.stuck} →").click()
         expect(page.get_by_role("heading", level=1)).to_contain_text("committed")
-    shop.check_orders()
+    shop.check()
 
 
 @pytest.mark.promise("verb:up", "verb:status")
@@ -352,7 +255,6 @@ def test_up_again_changes_nothing_and_status_shows_each_component(shop: Shop, oc
     before, statuses = stack.sessions_of("supervisor"), stack.statuses()
     shop.tidegate("up")
     assert (stack.sessions_of("supervisor"), stack.statuses()) == (before, statuses)
-
     shown = {component["name"]: component for component in shop.json("status")["components"]}
     ports = Layout.load(shop.home).ports
     assert list(shown) == COMPONENTS
@@ -368,16 +270,6 @@ def test_up_again_changes_nothing_and_status_shows_each_component(shop: Shop, oc
     environ = {"TIDEGATE_AIRFLOW_URL": shop.settings.airflow_url}
     for part in ("metadatabase", "scheduler", "dag_processor", "triggerer"):  # as the team server's containers ask
         subprocess.run([sys.executable, REPOSITORY / "compose/healthy.py", part], env=environ, check=True)
-
-
-@pytest.mark.promise("security:other-machines")
-def test_everything_listens_on_loopback_only(shop: Shop) -> None:
-    """Other machines reach no process of the stack, child processes included."""
-    found = [place for process in shop.stack.processes() for place in listening(process, psutil.CONN_LISTEN, psutil.CONN_NONE)]
-
-    ports = Layout.load(shop.home).ports
-    assert {port for _, port in found} >= {ports[name] for name in ("postgres", "spark", "airflow")}
-    assert [place for place in found if place[0].removeprefix("::ffff:") not in {"127.0.0.1", "::1"}] == []
 
 
 @pytest.mark.promise("security:another-account-in-file-system")
@@ -408,38 +300,34 @@ def test_secrets_are_in_private_files_and_nowhere_else(shop: Shop) -> None:
     assert [(name, place) for name, secret in secrets.items() for place, text in texts.items() if secret in text] == []
 
 
-@pytest.mark.promise("security:another-account-of-same-machine-at-ports", "security:another-account-in-file-system")
-def test_another_account_sees_nothing(shop: Shop) -> None:
+@pytest.mark.promise("security:other-machines", "security:another-account-in-file-system")
+@pytest.mark.promise("security:another-account-of-same-machine-at-ports")
+def test_other_machines_reach_nothing_and_another_account_sees_nothing(shop: Shop) -> None:
     """A scan by another account, of files, folders, processes and listeners, opens nothing and finds no secret anywhere."""
-    user, stack = account(), shop.stack
+    user, stack, ports = account(), shop.stack, Layout.load(shop.home).ports
     paths = [os.path.relpath(path, stack.folder) for path in stack.folder.rglob("*") if not path.is_symlink()]
     of_process = {process: listening(process, psutil.CONN_LISTEN) for process in stack.processes()}
     listeners = sorted(set().union(*of_process.values()))
-    request = {
-        "paths": [".", *paths],
-        "secrets": shop.secrets(),
-        "since": (stack.folder / "secrets" / "pgpass").stat().st_mtime,
-        "listeners": listeners,
-    }
+    assert {port for _, port in listeners} >= {ports[name] for name in ("postgres", "spark", "airflow")}
+    reachable = {place for process in of_process for place in listening(process, psutil.CONN_LISTEN, psutil.CONN_NONE)}
+    assert [place for place in reachable if place[0].removeprefix("::ffff:") not in {"127.0.0.1", "::1"}] == []
+
+    since = (stack.folder / "secrets" / "pgpass").stat().st_mtime
+    request = {"paths": [".", *paths], "secrets": shop.secrets(), "since": since, "listeners": listeners}
     command = command_as(user, SCAN, imports=f"import os; os.chdir({str(stack.folder)!r})\n")
     done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=400, check=False)
-
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(paths) > 30
     assert (found["opened"], found["listed"], found["written"]) == ([], [], [])
     assert {place: names for place, names in found["texts"].items() if names} == {}
     arguments = {place for place in found["texts"] if place.endswith("/cmdline")}
-    assert {f"/proc/{process.pid}/cmdline" for process in stack.processes()} & arguments, "it saw no process of the stack"
-    ports = Layout.load(shop.home).ports
-    others = {port for _, port in listeners} - {ports[name] for name in ("postgres", "spark", "airflow")}
-    of_spark = {
-        port
-        for process, places in of_process.items()
-        if session(process) == stack.statuses()["spark"].pid  # with the daemons of Python that it has started
-        for _, port in places
-    }
-    assert others == of_spark - {ports["spark"]}, "only Spark has ports besides, which ask for its secret (test_neighbours.py)"
+    assert {f"/proc/{process.pid}/cmdline" for process in of_process} & arguments, "it saw no process of the stack"
+    # Only Spark has ports besides, with its daemons of Python; they ask for its secret (test_neighbours.py).
+    spark = stack.statuses()["spark"].pid
+    of_spark = {port for process, places in of_process.items() if session(process) == spark for _, port in places}
+    others = {port for _, port in listeners} - {ports[name] for name in ("postgres", "airflow")}
+    assert others == of_spark
 
 
 def listening(process: psutil.Process, *kinds: str) -> set[tuple[str, int]]:
@@ -454,10 +342,8 @@ def test_readmes_last_command_leaves_no_process(shop: Shop) -> None:
     """`down` ends Airflow's processes and their forks, and leaves the data; a second `down` says that nothing was running."""
     processes, data = shop.stack.processes(), Layout.load(shop.home).postgres.data
     assert len(processes) > len(COMPONENTS)
-
     for block in blocks(README, begin=STACK):
         shop.shell.run_block(*block)
-
     assert [process for process in processes if is_alive(process)] == []
     assert shop.stack.marked() == []
     assert shop.stack.working_in(shop.stack.folder, data) == []

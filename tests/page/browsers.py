@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from tests.end_to_end.conftest import Project, wait_for
+from tests.end_to_end.conftest import Shop, wait_for
 from tests.page.users import Site, token_of
 
 CHROMIUM = shutil.which("chromium")
@@ -53,10 +53,10 @@ def tab_of(browser: Browser, server: Site, user: str) -> Iterator[Page]:
 
 
 class Visit:
-    def __init__(self, browser: Browser, project: Project, name: str) -> None:
+    def __init__(self, browser: Browser, shop: Shop, name: str) -> None:
         self._browser = browser
-        self.url = project.settings.airflow_url
-        passwords = json.loads((project.settings.stack_folder / "secrets/airflow_passwords.json").read_text())
+        self.url = shop.settings.airflow_url
+        passwords = json.loads((shop.settings.stack_folder / "secrets/airflow_passwords.json").read_text())
         with tab(browser) as page:
             page.goto(f"{self.url}/tidegate/")  # leads to Airflow's login, and back
             page.locator("input[name=username]").fill(name)
@@ -77,55 +77,45 @@ class Visit:
 class Trouble:
     """A run that stands still: one batch commits, one waits for it, one has failed, as its file changed, and one waits."""
 
-    def __init__(self, project: Project, pipeline: str, txids: list[int]) -> None:
-        self._project, self._pipeline, self._txids = project, pipeline, txids
-        self.commits, self.waits, self.changed, self.stuck = txids
-        self._held = ExitStack()
-        self._airflow = project.airflow()
-        with project.held("attempt"):
-            self.run_id = self._airflow.trigger(pipeline, {})
-            wait_for(lambda: self._phases() == ["planned"] * 4, "the plan")
-            batch = project.json("inspect", pipeline, "--txid", str(self.changed))
-            self.file = project.home / "data" / pipeline / batch["source_metadata"]["files"][0]["name"]
-            self._content = self.file.read_bytes()
-            self.file.write_bytes(self._content + self._content.splitlines(keepends=True)[-1])
-            self._held.enter_context(project.held("commit"))
-        wait_for(lambda: self._phases() == ["processed", "processed", "halted", "processed"], "processing")
-
-    def _phases(self) -> list[str]:
-        return self._project.phases(self._pipeline, self._txids)
-
-    def tasks(self) -> dict[tuple[str, str], str]:
-        found = self._airflow.task_instances(self._pipeline, self.run_id)
-        return {(t["task_id"].split(".")[-1], t["rendered_map_index"]): t["state"] for t in found if t["map_index"] >= 0}
+    def __init__(self, shop: Shop) -> None:
+        self._shop, self._held = shop, ExitStack()
+        txids = shop.sell(4)
+        _, self.waits, self.changed, self.stuck = txids
+        with shop.held("attempt"):
+            self.run_id = shop.client.trigger("orders", {})
+            wait_for(lambda: shop.phases(txids) == ["planned"] * 4, "the plan")
+            batch = shop.json("inspect", "orders", "--txid", str(self.changed))
+            self._file = shop.home / "data/orders" / batch["source_metadata"]["files"][0]["name"]
+            self._content = self._file.read_bytes()
+            self._file.write_bytes(self._content + self._content.splitlines(keepends=True)[-1])
+            self._held.enter_context(shop.held("commit"))
+        wait_for(lambda: shop.phases(txids) == ["processed", "processed", "halted", "processed"], "processing")
 
     def let_commit(self) -> None:
         """Let what can commit do so, and the run end, failed."""
         self._held.close()
-        wait_for(lambda: self._airflow.run_state(self._pipeline, self.run_id) == "failed", "the end of the run", every=0.5)
+        assert self._shop.end_of("orders", self.run_id) == "failed"
 
     def put_back(self) -> None:
-        self.file.write_bytes(self._content)
+        self._file.write_bytes(self._content)
 
-    def views(self, state: str) -> dict[str, tuple[str, str]]:
+    def views(self) -> dict[str, tuple[str, str]]:
         """Return the views of the pipeline, by name: the address, and what is shown once the data is there."""
-        place = f"pipelines/{self._pipeline}"
+        place = "pipelines/orders"
         return {
             "overview": ("", "pipelines? needs? a person"),
             "timeline": (place, "cursor is at txid"),
             "batches": (f"{place}/batches", "waits for"),
             "batch": (f"{place}/batches/{self.changed}", "Frozen when the batch was planned"),
-            "states": (f"{place}/states/{state}", "one row per "),
+            "states": (f"{place}/states/revenue", "one row per "),
             "quarantine": (f"{place}/quarantine", "Quarantine is empty"),
             "actions": (f"{place}/actions", "About the pipeline"),
             "unknown": ("nowhere", "names no view"),
         }
 
-    def problems(
-        self, visit: Visit, state: str, size: str, scheme: str, keep: Callable[[Page, str], None] = lambda _page, _view: None
-    ) -> dict[str, list[str]]:
+    def problems(self, visit: Visit, size: str, scheme: str, keep: Callable[[Page, str], None]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for name, (view, shown) in self.views(state).items():
+        for name, (view, shown) in self.views().items():
             with visit.page(view, size, scheme) as page:
                 expect(page.get_by_text(re.compile(shown, re.IGNORECASE)).first).to_be_visible()
                 if name == "batch":

@@ -3,11 +3,10 @@
 import io
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -40,18 +39,7 @@ ACTION = {"X-Tidegate-Action": "1"}
 class Server:
     settings: Settings
     url: str
-    written: io.StringIO
-
-    @property
-    def home(self) -> Path:
-        return self.settings.home
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**in_process.environment_of(self.settings), "PYTHONPATH": str(self.home / "authors")}
-
-    def log(self) -> str:
-        return self.written.getvalue()
+    log: io.StringIO
 
 
 @dataclass
@@ -61,7 +49,8 @@ class Visitor:
     http: httpx.Client
 
     def get(self, path: str, **parameters: object) -> httpx.Response:
-        return self.http.get(f"/tidegate{path}", params=_given(parameters) or None)
+        given = {name: value for name, value in parameters.items() if value is not None}
+        return self.http.get(f"/tidegate{path}", params=given or None)
 
     def json(self, path: str, **parameters: object) -> dict:
         answer = self.get(f"/api{path}", **parameters)
@@ -74,10 +63,6 @@ class Visitor:
 
 
 Visit = Callable[..., Visitor]
-
-
-def _given(parameters: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in parameters.items() if value is not None}
 
 
 @cache
@@ -117,21 +102,19 @@ def server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     write_authors(home / "authors")
     register_pipelines(settings, *REGISTERED)
     made = Server(settings, "", io.StringIO())
-    of_airflow = {
+    environment = {
+        **in_process.environment_of(settings),
+        "PYTHONPATH": str(home / "authors"),
         "AIRFLOW__CORE__AUTH_MANAGER": AUTH_MANAGER,
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS,
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
         "AIRFLOW__API_AUTH__JWT_SECRET": JWT_SECRET,
         "AIRFLOW__API__SECRET_KEY": "another secret",
     }
-    handler = logging.StreamHandler(made.written)
+    handler = logging.StreamHandler(made.log)
     logging.getLogger("tidegate").addHandler(handler)
     try:
-        with (
-            in_process.started_with({**made.environment, **of_airflow}, alone=False),
-            _fresh_page(),
-            serving(airflows_app()) as made.url,
-        ):
+        with in_process.started_with(environment, alone=False), _fresh_page(), serving(airflows_app()) as made.url:
             yield made
     finally:
         logging.getLogger("tidegate").removeHandler(handler)

@@ -7,31 +7,21 @@ import sqlalchemy as sa
 
 from tidegate.jobs import Count, Files, Pipeline, Query, State, Sum
 
+SPENT = {"clicks": Count(), "spent": Sum("cents", type="numeric(20,4)")}
 CLICKS = Pipeline(
     name="clicks",
     source=Files("clicks", glob="*.csv", format="csv", schema={"page": "string", "cents": "string"}),
     states={
-        "per_page": State(
-            key={"page": "text", "day": "date"}, aggregates={"clicks": Count(), "spent": Sum("cents", type="numeric(20,4)")}
-        ),
+        "per_page": State(key={"page": "text", "day": "date"}, aggregates=SPENT),
         "total": State(aggregates={"all_clicks": Count()}),
     },
     description="Clicks <b>per page</b> & day",
     on_poison="quarantine",
 )
-BROKEN = Pipeline(
-    name="broken",
-    source=Files("broken", glob="*.csv", format="csv", schema={"page": "string"}),
-    states={"per_broken": State(key={"page": "text"}, aggregates={"clicks": Count()})},
-)
-ORPHAN = Pipeline(
-    name="orphan",
-    source=Files("orphan", glob="*.csv", format="csv", schema={"page": "string"}),
-    states={
-        "per_orphan": State(
-            key={"page": "text", "shop": "integer"}, aggregates={"clicks": Count()}, kind="opaque", null_keys=True
-        )
-    },
+BY_SHOP = State({"page": "text", "shop": "integer"}, {"clicks": Count()}, kind="opaque", null_keys=True)
+BROKEN, ORPHAN = (
+    Pipeline(name, Files(name, glob="*.csv", format="csv", schema={"page": "string"}), {f"per_{name}": state})
+    for name, state in (("broken", State({"page": "text"}, {"clicks": Count()})), ("orphan", BY_SHOP))
 )
 REGISTERED = (CLICKS, BROKEN, ORPHAN)
 

@@ -1,42 +1,114 @@
-"""The page in a real browser, on a whole stack of its own: how each view looks. `make pictures` keeps some of it in docs/page.
+"""What a real browser shows of an answer that is refused or cannot be drawn, and does with bad records.
 
-What an operator does there is in `tests/end_to_end/test_one_airflow.py`.
+How each view looks is in `tests/end_to_end/test_one_airflow.py`; `tidegate/page/frontend/tests` need no browser.
 """
 
-import os
-from io import BytesIO
-from itertools import product
-from pathlib import Path
+import json
+from collections.abc import Iterator
 
 import pytest
-from PIL import Image
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.end_to_end.conftest import Project, project  # noqa: F401 - project is a fixture
-from tests.page.browsers import SIZES, Trouble, Visit, needs_chromium
+from tests.batches import Batches
+from tests.page.auth_manager import GRANTS
+from tests.page.browsers import dialog_of, needs_chromium, tab_of
+from tests.page.conftest import Server
+from tests.page.ledgers import as_owner
+from tests.page.pipelines import CLICKS
+from tidegate.state_store import StateStore
 
-PICTURES = Path(__file__).resolve().parents[2] / "docs/page"
-IN_DOCS = {"overview-narrow-dark", "timeline-wide-light", "timeline-wide-dark", "batch-narrow-light", "airflow-grid"}
+pytestmark = [needs_chromium, pytest.mark.soak]
+
+CLICKS_VIEW = "/tidegate/#/pipelines/clicks"
+LONG, SHORT, WITH_RETURN = 1, 2, 3  # numbers of bad records
+RECORDS = {LONG: "x" * 50_000, SHORT: "a;2", WITH_RETURN: "a;1\r"}
+INSERT = "INSERT INTO tidegate.quarantine VALUES ('clicks', 1, %s, 'cents is no number', 'a.csv', %s, true)"
 
 
-def keep(page: Page, name: str) -> None:
-    """Renew a picture of the documentation, if that is wanted."""
-    if name in IN_DOCS and os.environ.get("PICTURES"):
-        page.mouse.move(0, 0)
-        page.wait_for_timeout(1000)  # Airflow's panels slide in
-        taken = Image.open(BytesIO(page.screenshot())).convert("RGB")
-        taken.quantize(colors=128, dither=Image.Dither.NONE).save(PICTURES / f"{name}.png", optimize=True)
+@pytest.fixture(scope="module")
+def clicks(server: Server) -> Iterator[Batches]:
+    """Pipeline clicks: txid 1 has committed, with bad records, 2 is planned, 3 is processed."""
+    with StateStore.connect(server.settings) as store:
+        batches = Batches(store, CLICKS)
+        batches.plan("a run", 3)
+        for txid in (1, 3):
+            batches.seal(txid)
+        for record in RECORDS.items():
+            as_owner(server.settings, INSERT, record)
+        batches.commit(1)
+        yield batches
 
 
-@needs_chromium
-@pytest.mark.soak
-def test_every_view_is_accessible_and_fits_in_each_size_and_scheme(project: Project, browser: Browser) -> None:  # noqa: F811
-    assert project.json("trigger", "flights", "--wait")["committed"] == [1, 2, 3, 4]
-    operator, trouble = Visit(browser, project, "admin"), Trouble(project, "flights", project.next_flights(4))
-    with operator.page(path=f"/dags/flights/runs/{trouble.run_id}") as page:
-        page.get_by_role("button", name="Expand all task groups").click()
-        keep(page, "airflow-grid")
-    trouble.let_commit()
-    for size, scheme in product(SIZES, ("light", "dark")):
-        keep_some = lambda page, view, to=f"{size}-{scheme}": keep(page, f"{view}-{to}")  # noqa: E731
-        assert trouble.problems(operator, "daily", size, scheme, keep_some) == {}
+@pytest.mark.promise("decision:0056")
+def test_a_permission_that_is_taken_away_stands_beside_what_was_shown(
+    browser: Browser, server: Server, clicks: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tab_of(browser, server, "clerk") as page:
+        page.goto(CLICKS_VIEW)
+        expect(page.get_by_text("cursor is at txid 1")).to_be_visible()  # "live" stands there before there is an answer
+        with monkeypatch.context() as patch:
+            patch.setitem(GRANTS, "clerk", {})
+            refused = page.get_by_role("alert").filter(has_text="does not let you read Dag clicks")
+            expect(refused.filter(has_text="What is shown of clicks is no longer current: it was so at 20")).to_be_visible()
+            expect(page.get_by_role("button", name="stale")).to_be_visible()
+            expect(page.get_by_text("all that was planned has committed").or_(page.get_by_text("2 txids"))).to_be_visible()
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.get_by_role("button", name="live")).to_be_visible()
+
+
+@pytest.mark.promise("decision:0056")
+def test_what_cannot_be_drawn_is_said_and_ends_nothing_else(page: Page) -> None:
+    def spoil(route: Route) -> None:
+        answer = route.fetch(headers={**route.request.headers, "if-none-match": ""})
+        spoiled = {**answer.headers, "etag": '"spoiled"'}
+        route.fulfill(response=answer, headers=spoiled, body=json.dumps({**answer.json(), "attempts": None}))
+
+    page.route("**/batches/3", spoil)
+    page.goto(f"{CLICKS_VIEW}/batches/3")
+    expect(page.get_by_role("alert")).to_contain_text("Txid 3 cannot be drawn: ")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("txid 3")
+    page.unroute("**/batches/3")
+    page.get_by_role("button", name="Draw it again").click()
+    expect(page.get_by_text("Frozen when the batch was planned")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo')); dispatchEvent(new Event('storage'))")
+    expect(page.get_by_text("GMT+9 (2").first).to_be_visible()  # the zone that is chosen in Airflow
+
+
+@pytest.mark.promise("decision:0056")
+def test_a_dialog_that_another_operator_has_overtaken_keeps_focus_and_text(page: Page) -> None:
+    page.goto(CLICKS_VIEW)
+    expect(page.get_by_text("cursor is at txid 1")).to_be_visible()
+    dialog = dialog_of(page, "Pause")
+    dialog.get_by_role("textbox").fill("a test")
+    refusal = {"will": "It is paused.", "allowed": False, "refusal": "Another operator has paused it.", "command": "tidegate"}
+    page.route("**/actions/pause", lambda route: route.fulfill(json=refusal))
+    expect(dialog.get_by_role("alert")).to_contain_text("Another operator has paused it.")
+    expect(dialog.get_by_role("heading")).to_be_focused()
+    page.unroute_all()
+    expect(dialog.get_by_role("textbox")).to_have_value("a test")
+    expect(dialog.get_by_role("textbox")).to_be_focused()
+
+
+def stored(server: Server, number: int) -> tuple[str, str | None]:
+    (row,) = as_owner(server.settings, "SELECT payload, mended_payload FROM tidegate.quarantine WHERE number = %s", [number])
+    return row
+
+
+@pytest.mark.promise("verb:quarantine")
+def test_a_record_is_mended_whole_or_left_to_the_command_line(page: Page, server: Server) -> None:
+    """Mending again starts from what was mended. A text field would turn a carriage return into a newline."""
+    page.goto(f"{CLICKS_VIEW}/quarantine")
+    for number, found, added in ((LONG, RECORDS[LONG], ";5"), (SHORT, "a;2", ";6"), (SHORT, "a;2;6", ";7")):
+        mend = dialog_of(page, f"Mend record {number} of txid 1")
+        field = mend.get_by_label("The record")
+        expect(field).to_have_value(found)
+        field.press("Control+End")
+        field.type(added)
+        mend.get_by_label("Reason").fill("the amount was missing")
+        mend.get_by_role("button", name="Mend", exact=True).dblclick()
+        expect(mend).to_have_count(0)
+        assert stored(server, number) == (RECORDS[number], found + added)
+    mend = dialog_of(page, f"Mend record {WITH_RETURN} of txid 1")
+    expect(mend.get_by_role("alert")).to_contain_text(f"tidegate quarantine mend clicks 1 {WITH_RETURN}")
+    expect(mend.get_by_role("textbox")).to_have_count(0)

@@ -1,4 +1,4 @@
-"""What one user's request may cost the others: each route has its own limits, and a stranger's body is not read."""
+"""What one user's request may cost the others: each route has its own limits."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -22,23 +22,21 @@ def viewer(visit: Visit) -> Visitor:
     return visit("viewer")
 
 
-BODIES = {
-    "no text": (json.dumps({"keys": [[1] * 300_000]}), 422),
-    "keys of no text": (json.dumps({"keys": [[1]] * 200_000}), 422),
-    "too many keys": (json.dumps({"keys": [["a"]] * 1001}), 422),
-    "nested": ("[" * 500_000, 422),
-    "no JSON": ("\0" * 1000, 422),
-    "too long": (" " * 2_000_000, 413),
-}
+BODIES = [
+    (json.dumps({"keys": [[1] * 300_000]}), 422),
+    (json.dumps({"keys": [[1]] * 200_000}), 422),
+    (json.dumps({"keys": [["a"]] * 1001}), 422),
+    ("[" * 500_000, 422),
+    ("\0" * 1000, 422),
+    (" " * 2_000_000, 413),
+]
 
 
 @pytest.mark.promise("limit:MOST_BYTES")
-@pytest.mark.parametrize("body", BODIES)
-def test_a_wrong_body_is_refused_with_a_short_answer(viewer: Visitor, body: str) -> None:
-    content, status = BODIES[body]
-    answer = viewer.http.post(ROWS, content=content)
-    assert answer.status_code == status
-    assert len(answer.text) < 1000
+def test_a_wrong_body_is_refused_with_a_short_answer(viewer: Visitor) -> None:
+    for content, status in BODIES:
+        answer = viewer.http.post(ROWS, content=content)
+        assert (answer.status_code, len(answer.text) < 1000) == (status, True), content[:20]
 
 
 @pytest.mark.promise("limit:PAGE_CHARACTERS")
@@ -47,7 +45,6 @@ def test_rows_of_keys_are_no_longer_than_a_page(server: Server, viewer: Visitor,
     write_rows(server.settings, "clicks", "per_page", [("a long one", "2026-02-01", 1, "1.0000", 1)])
     key = viewer.json("/pipelines/clicks/states/per_page/rows", limit=1)["rows"][0][:2]
     monkeypatch.setattr(state_rows, "PAGE_CHARACTERS", 5)
-
     assert viewer.http.post(ROWS, json={"keys": [key]}).json()["rows"][0][:2] == key
     refused = viewer.http.post(ROWS, json={"keys": [key] * 400})
     assert (refused.status_code, refused.json()["code"]) == (422, "USAGE_ERROR")
@@ -72,14 +69,6 @@ def test_many_requests_of_one_user_leave_room_for_others(server: Server, viewer:
         assert (at_work(), [each for each in asked if each.done()]) == (MOST_REQUESTS, [])
         holder.rollback()
         assert {each.result().status_code for each in asked} == {200}
-
-
-@pytest.mark.promise("security:user-of-airflow-on-operator-page")
-def test_a_strangers_body_is_not_read(visit: Visit) -> None:
-    stranger = visit(None)
-    for path in (ROWS, "/tidegate/api/pipelines/clicks/quarantine/1/1", "/tidegate/api/pipelines/clicks/actions/pause"):
-        answer = stranger.http.post(path, content="[" * 10_000, headers={**ACTION, "Content-Type": "application/json"})
-        assert answer.status_code in (401, 403), path
 
 
 def test_an_action_from_another_site_without_tls_is_refused(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,4 +4,4 @@ from datetime import timedelta
 
 from tidegate import batch_dag
 
-dag = batch_dag("kinds", max_active_runs=2, default_args={"retry_delay": timedelta(seconds=1)})
+dag = batch_dag("returns", max_active_runs=2, default_args={"retry_delay": timedelta(seconds=1)})
