@@ -122,12 +122,29 @@ def test_content_that_fails_is_corrected_or_given_up_also_in_a_rebuild(project: 
     project.skips()
     project.counting["c.csv"] = []
     project.check()
-
     project.declare(4, total="bigint", transform=FAILS_FOR_2)
     project.type("tidegate rebuild flights --yes", exits=1)
     project.heed("HALTED", lambda: project.declare(4, total="bigint"), "flights__v4")
     project.type('tidegate migrate --new "wider"', "tidegate migrate")
     project.check()
+
+
+@pytest.mark.promise("verb:rebuild", "json:rebuild")
+@pytest.mark.usefixtures("_counted_here")
+def test_a_changed_aggregate_counts_from_the_first_batch_on(project: Project) -> None:
+    line = project.line
+    project.declare(total="bigint")
+    refused = line.refused("migrate", "--new", "wider", exit_code=1)
+    assert "Let them be computed again: raise its version, and run: tidegate rebuild flights --yes." in refused
+    assert "flights cannot be rebuilt: first raise its version above 1" in line.refused("rebuild", "flights", exit_code=1)
+    project.declare(2, total="bigint")
+    assert "would be computed again for version 2, as pipeline flights__v2." in line.refused("rebuild", "flights")
+    project.write("b.csv", f"UA,{2**31 - 1}", "UA,1")
+    done = line.json("rebuild", "flights", "--yes")
+    assert done == {"pipeline": "flights", "rebuild": "flights__v2", "committed": 1, "rebuilt": 1}
+    project.type('tidegate migrate --new "wider"', "tidegate migrate", "tidegate run flights")
+    project.check()
+    assert "Retired: flights__v2" in line("status").stderr
 
 
 @pytest.mark.promise("verb:why", "error:SOURCE_CHANGED")

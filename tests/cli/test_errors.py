@@ -9,24 +9,13 @@ from tests.cli.conftest import CommandLine
 from tests.servers import Server
 from tidegate.explain import error_pages
 
-USAGE, PERMANENT, TRY_AGAIN, INTERRUPTED = 2, 1, 75, 130
-VERBS = {
-    "trigger": ("trigger", "{}"),
-    "run": ("run", "{}"),
-    "backfill": ("backfill", "{}", "--from-txid", "1", "--to-txid", "2"),
-    "inspect": ("inspect", "{}"),
-    "get": ("get", "{}", "daily", "UA", "2013-01-01"),
-    "retry": ("retry", "{}"),
-    "skip": ("skip", "{}", "1", "--reason", "no use", "--yes"),
-    "redo": ("redo", "{}", "1", "--reason", "it was wrong", "--yes"),
-    "pause": ("pause", "{}", "--reason", "a move"),
-    "resume": ("resume", "{}"),
-    "quarantine list": ("quarantine", "list", "{}"),
-    "quarantine replay": ("quarantine", "replay", "{}", "--reason", "fixed"),
-    "retire": ("retire", "{}", "--reason", "not needed", "--yes"),
-    "reinstate": ("reinstate", "{}"),
-    "rebuild": ("rebuild", "{}", "--yes"),
-}
+USAGE, PERMANENT, TRY_AGAIN = 2, 1, 75
+VERBS = (
+    *("trigger flights", "run flights", "inspect flights", "retry flights", "resume flights", "reinstate flights"),
+    *("backfill flights --from-txid 1 --to-txid 2", "get flights daily UA 2013-01-01", "quarantine list flights"),
+    *("skip flights 1 --reason useless --yes", "redo flights 1 --reason wrong --yes", "pause flights --reason moved"),
+    *("quarantine replay flights --reason fixed", "retire flights --reason useless --yes", "rebuild flights --yes"),
+)
 
 
 def _fails(done, exit_code: int, *fragments: str) -> None:
@@ -48,8 +37,7 @@ def test_without_a_ledger_every_verb_says_what_is_missing(tidegate: CommandLine,
     empty = server.create_database()
     elsewhere = replace(tidegate, settings=replace(tidegate.settings, pg_database=empty))
     try:
-        for verb in VERBS.values():
-            arguments = [argument.format("flights") for argument in verb]
+        for arguments in map(str.split, VERBS):
             _fails(tidegate(*arguments, PGPORT="1"), TRY_AGAIN, "127.0.0.1", "port 1", "tidegate up")
             refused = tidegate(*arguments, PGPASSFILE=str(passfile))
             _fails(refused, PERMANENT, "tidegate", "password")
@@ -59,16 +47,16 @@ def test_without_a_ledger_every_verb_says_what_is_missing(tidegate: CommandLine,
         server.drop_database(empty)
 
 
-WRONG = [
-    (["inspect", "flights", "--state", "dayly"], ["no state dayly", "daily"]),
-    (["inspect", "flights", "--txid", "7"], ["txid 7"]),
-    (["get", "flights", "daily", "UA", "the first"], ["the first", "date"]),
-    (["run", "flights", "--from-txid", "2"], ["txid 1"]),
-    (["backfill", "flights", "--from-txid", "1", "--to-txid", "2000000000"], ["opened no txid", "end at 1000"]),
-]
+WRONG = {
+    ("inspect", "flights", "--state", "dayly"): ["no state dayly", "daily"],
+    ("inspect", "flights", "--txid", "7"): ["txid 7"],
+    ("get", "flights", "daily", "UA", "the first"): ["the first", "date"],
+    ("run", "flights", "--from-txid", "2"): ["txid 1"],
+    ("backfill", "flights", "--from-txid", "1", "--to-txid", "2000000000"): ["opened no txid", "end at 1000"],
+}
 
 
 @pytest.mark.promise("limit:MAX_BATCHES_PER_RUN")
 def test_a_wrong_request_names_the_right_one(tidegate: CommandLine) -> None:
-    for arguments, fragments in WRONG:
+    for arguments, fragments in WRONG.items():
         _fails(tidegate(*arguments), USAGE, *fragments)

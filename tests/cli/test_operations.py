@@ -1,14 +1,19 @@
-"""The verbs of operators: retry, skip, redo, pause, resume, quarantine."""
+"""The verbs of operators: pause, resume, retire, reinstate, retry, redo, prune, quarantine; and a run that is followed."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.batches import Batches
 from tests.cli.conftest import CommandLine, write_file, write_flights
 from tests.store import encode_metadata
+from tidegate import airflow_client
+from tidegate.commands.act import run_verbs
 from tidegate.commands.act.operator_verbs import operator
 from tidegate.jobs.pipelines import flights
 from tidegate.jobs.sources.binding import coordinator_of
-from tidegate.state_store import StateStore
+from tidegate.state_store import Settings, StateStore
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 ORDERS = ("shop,cents", "Lisbon,1250", "Lisbon,990", "Porto,0", "Porto,seven", "Porto,700")
@@ -23,7 +28,8 @@ def _airflow_away(tidegate: CommandLine) -> dict[str, str]:
     return {"TIDEGATE_AIRFLOW_URL": "http://127.0.0.1:1", "TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
 
 
-# pause and resume
+def _revenue(shops: CommandLine) -> dict[str, tuple[int, int]]:
+    return {row["shop"]: (row["orders"], row["cents"]) for row in shops.json("inspect", "orders", "--state", "revenue")}
 
 
 @pytest.mark.promise("verb:pause", "verb:resume", "json:pause", "json:resume")
@@ -34,25 +40,61 @@ def test_a_paused_pipeline_starts_no_run_until_it_is_resumed(tidegate: CommandLi
     for done, already in ((first, False), (again, True)):
         assert (done["paused"], done["already"], done["paused_reason"]) == (True, already, "the warehouse is moved.")
     assert f"paused already, on {first['paused_at'][:10]}" in tidegate("pause", "flights", "--reason", "again").stderr
-
-    for arguments in (
-        ("run", "flights"),
-        ("trigger", "flights"),
-        ("backfill", "flights", "--from-txid", "1", "--to-txid", "2"),
-        ("retry", "flights"),
-        ("quarantine", "replay", "flights", "--reason", "why not"),
-    ):
-        refused = tidegate.refused(*arguments, exit_code=TRY_AGAIN)
+    runs = ("run flights", "trigger flights", "backfill flights --from-txid 1 --to-txid 2", "retry flights")
+    for verb in (*runs, "quarantine replay flights --reason fixed"):
+        refused = tidegate.refused(*verb.split(), exit_code=TRY_AGAIN)
         assert f"flights was paused by {ME}, tidegate pause" in refused
         assert "the warehouse is moved. Go on with: tidegate resume flights" in refused
     assert f"paused by {ME}, tidegate pause: the warehouse is moved" in tidegate("status").stdout
-
     assert tidegate.json("resume", "flights", "--reason", "moved") == {"pipeline": "flights", "paused": False, "already": False}
     (lag,) = (row for row in tidegate.json("status")["pipelines"] if row["pipeline"] == "flights")
     assert (lag["paused_by"], lag["quarantined"]) == (None, 0)
 
 
-# retry and skip
+@pytest.mark.promise("verb:retire", "verb:reinstate", "json:reinstate", "json:retire")
+def test_a_retired_pipeline_is_refused_everywhere_and_goes_on_when_it_is_reinstated(shops: CommandLine) -> None:
+    home, why = shops.settings.home, ("--reason", "replaced by orders_by_hour")
+    write_file(home, "orders/1.csv", "shop,cents", "Lisbon,1250", "Porto,0", ",5")
+    assert shops.json("run", "orders")["committed"] == [1]
+    unconfirmed = shops.refused("retire", "orders", *why)
+    assert unconfirmed.startswith("tidegate: orders would be retired at txid 1: no batch of it would count any more. 1 bad")
+    assert "Its states stay as tables that can be read: revenue, revenue_changes, sale. Add --yes to do it." in unconfirmed
+    assert [row["pipeline"] for row in shops.json("status")["pipelines"]] == ["flights", "orders", "visits"]
+
+    done = shops.json("retire", "orders", *why, "--yes")
+    assert (done["already"], done["committed"], done["quarantined"], done["staging_dropped"]) == (False, 1, 1, 1)
+    assert (done["retired_by"], done["retired_reason"]) == (f"{ME}, tidegate retire", "replaced by orders_by_hour")
+    again = shops("retire", "orders", "--reason", "once more", "--yes")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert f"orders was retired already, on {done['retired_at'][:10]}" in again.stderr
+
+    write_file(home, "orders/2.csv", "shop,cents", "Lisbon,1000")
+    runs = ("run orders", "trigger orders", "backfill orders --from-txid 1 --to-txid 2", "retry orders", "resume orders")
+    acts = ("redo orders 1 --reason wrong --yes", "prune orders revenue --keep 0 --yes", "pause orders --reason moved")
+    of_records = ("replay orders --reason fixed", "mend orders 1 1 --reason fixed --payload Porto,7")
+    for verb in (*runs, *acts, *(f"quarantine {each}" for each in of_records)):
+        refused = shops.refused(*verb.split())
+        assert f"orders was retired by {ME}, tidegate retire on " in refused
+        assert refused.endswith("More: tidegate error PIPELINE_RETIRED\n")
+
+    status = shops.json("status")
+    assert [row["pipeline"] for row in status["pipelines"]] == ["flights", "visits"]
+    assert [(row["pipeline"], row["committed"]) for row in status["retired"]] == [("orders", 1)]
+    assert "Retired: orders. When and why: tidegate why orders" in shops("status").stderr
+    assert "orders was retired by" in shops("why", "orders").stdout
+    assert shops.json("inspect", "orders")[0]["phase"] == "committed"
+    assert shops.json("get", "orders", "revenue", "Lisbon")[0]["row"]["cents"] == 1250
+    (null,) = shops.json("get", "orders", "revenue", "-", "--null", "-")
+    assert (null["key"], null["row"]["cents"]) == ([None], 5)
+    assert list(shops.json("migrate")["retired"]) == ["orders"]
+    assert "Pipeline orders is declared, and left out" in shops("migrate").stderr
+
+    for already in (False, True):
+        assert shops.json("reinstate", "orders") == {"pipeline": "orders", "retired": False, "already": already}
+    assert shops.json("run", "orders")["committed"] == [2]
+    assert _revenue(shops) == {"Lisbon": (2, 2250), None: (1, 5)}
+    actions = shops.json("inspect", "orders", "--txid", "2")["actions"]
+    assert [action["action"] for action in actions] == ["retire", "reinstate"]
 
 
 @pytest.mark.promise("error:AIRFLOW_UNAVAILABLE", "json:retry")
@@ -66,7 +108,6 @@ def test_a_retry_names_what_it_lifts_and_the_next_step(tidegate: CommandLine, st
     store.fail_attempt(batches.begin(2), "BAD_KEY: NULL.", is_poison=True)
     store.halt_batch("flights", 1, "SOURCE_CHANGED: a.csv")
     store.give_up("flights", 2, "the pipeline's policy", "6 tries failed")
-
     retry = ("retry", "flights", "--reason", "a.csv is back")
     refusal = tidegate.refused(*retry, exit_code=TRY_AGAIN, **_airflow_away(tidegate))
     assert refusal.startswith("tidegate: flights: txids 1-2 may be tried again. But no run has started: Airflow does not")
@@ -91,7 +132,26 @@ def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: Comman
     assert len(tidegate.json("inspect", "flights")) == 1
 
 
-# redo and prune
+@pytest.mark.promise("error:RUN_UNFINISHED", "verb:trigger")
+def test_a_run_that_was_marked_as_done_is_no_success(
+    tidegate: CommandLine, store: StateStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A person has told Airflow that a run is a success, whose plan has opened two batches."""
+
+    def trigger(*_: object) -> str:
+        assert store.open_batches(SPEC, "run", [], None, [encode_metadata({"files": []})] * 2)
+        return "run"
+
+    def airflow(_settings: Settings) -> Any:
+        said = {"trigger": trigger, "run_state": lambda *_: "success", "has_run": lambda *_: False, "close": lambda: None}
+        plan = [{"task_id": "plan", "state": "success"}]
+        return SimpleNamespace(PLAN="plan", task_instances=lambda *_: plan, **said)
+
+    monkeypatch.setattr(airflow_client, "AirflowClient", airflow)
+    monkeypatch.setattr(Settings, "load", lambda *_, **__: tidegate.settings)
+    with pytest.raises(run_verbs.RunUnfinished, match=r"txids 1-2 have not committed: .*tidegate trigger flights --wait"):
+        run_verbs.through_airflow("flights", {}, 10, as_json=False)
+    assert "Committed" not in capsys.readouterr().out
 
 
 @pytest.mark.promise("verb:redo", "json:redo", "decision:0017")
@@ -162,9 +222,6 @@ def test_old_changes_and_partitions_are_removed_only_with_yes(shops: CommandLine
     assert [row["cents"] for row in shops.json("inspect", "orders", "--state", "sale")] == [3100]
 
 
-# quarantine
-
-
 @pytest.mark.promise("verb:quarantine", "json:quarantine-list", "json:quarantine-mend", "json:quarantine-replay")
 def test_bad_records_are_listed_mended_and_replayed(shops: CommandLine) -> None:
     home = shops.settings.home
@@ -188,10 +245,8 @@ def test_bad_records_are_listed_mended_and_replayed(shops: CommandLine) -> None:
     for payload, why in (("Porto,-7", "fails the check 'paid'"), ("Porto,VII", "column cents")):
         bad = shops.json(*mend, numbers[True], "--reason", "a slip", "--payload", payload, "--again")
         assert why in bad["still_bad"]
-    untried = shops(
-        *(*mend, numbers[True], "--reason", "it says 7", "--payload", "Porto,7", "--again"),
-        TIDEGATE_SPARK_REMOTE="sc://127.0.0.1:1",
-    )
+    away = {"TIDEGATE_SPARK_REMOTE": "sc://127.0.0.1:1"}
+    untried = shops(*mend, numbers[True], "--reason", "it says 7", "--payload", "Porto,7", "--again", **away)
     assert untried.returncode == 0
     assert "Whether it is good now could not be tried: Nothing answers at 127.0.0.1:1" in untried.stderr
     again = shops.refused(*mend, numbers[True], "--reason", "no, 8", "--payload", "Porto,8")
@@ -205,8 +260,8 @@ def test_bad_records_are_listed_mended_and_replayed(shops: CommandLine) -> None:
     ]
 
     replay = ("quarantine", "replay", "orders", "--reason", "try them")
-    away = shops.refused(*replay, exit_code=TRY_AGAIN, **_airflow_away(shops))
-    assert "orders: 2 records left quarantine, for txid 2. But no run has started" in away
+    refused = shops.refused(*replay, exit_code=TRY_AGAIN, **_airflow_away(shops))
+    assert "orders: 2 records left quarantine, for txid 2. But no run has started" in refused
     assert "Source: quarantine" in shops("inspect", "orders", "--txid", "2").stdout
     assert shops.json("run", "orders")["committed"] == [2]
     (left,) = shops.json("quarantine", "list", "orders")
@@ -218,8 +273,4 @@ def test_bad_records_are_listed_mended_and_replayed(shops: CommandLine) -> None:
     assert (done["mended_by"], done["still_bad"], done["untried"]) == (f"{ME}, tidegate quarantine mend", None, None)
     replayed = shops.json("quarantine", "replay", "orders", "--txid", "2", "--reason", "once more", "--here")
     assert (replayed["replayed_txid"], replayed["records"], replayed["committed"]) == (3, 1, [3])
-    revenue = {row["shop"]: (row["orders"], row["cents"]) for row in shops.json("inspect", "orders", "--state", "revenue")}
-    assert revenue == {"Lisbon": (2, 2240), "Porto": (3, 712)}
-
-
-# inspect
+    assert _revenue(shops) == {"Lisbon": (2, 2240), "Porto": (3, 712)}

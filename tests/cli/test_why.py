@@ -1,4 +1,4 @@
-"""`tidegate why` and `tidegate error`: readable, safe in a terminal, and useful when the ledger cannot be read."""
+"""What is wrong is said: by `why`, `error`, `doctor`, and by `inspect` and `status` of batches and plans that have failed."""
 
 import json
 
@@ -6,8 +6,9 @@ import pytest
 
 from tests import command_lines
 from tests.batches import Batches
-from tests.cli.conftest import CommandLine, write_flights
+from tests.cli.conftest import CommandLine, check_schema, write_flights
 from tests.statements import execute
+from tidegate.doctor_checks import COMPONENTS
 from tidegate.explain import error_pages
 from tidegate.jobs.pipelines import flights
 from tidegate.stack.components.server_process import wait_until
@@ -77,3 +78,64 @@ def test_errors_are_listed_and_explained(tidegate: CommandLine) -> None:
     without = through_airflow.replace("tidegate trigger flights --wait", "tidegate run flights")
     assert tidegate("error", "source_changed").stdout == without
     assert tidegate.json("error", "SOURCE_CHANGED") == {"page": error_pages.markdown("SOURCE_CHANGED")}
+
+
+@pytest.mark.promise("fault:plan-fails-its-source-is-away-or:processing")
+def test_status_and_inspect_show_that_plans_fail_until_one_succeeds(tidegate: CommandLine) -> None:
+    for _ in range(2):
+        assert tidegate("run", "flights").returncode == 1
+    missing = tidegate.settings.home / "data" / "flights"
+    line = f"SOURCE_UNREADABLE: The source folder {missing} does not exist."
+    (found,) = tidegate.json("status")["pipelines"]
+    assert (found["failed_plans"], found["waits_for"], found["plan_error"].startswith(line)) == (2, None, True)
+    shown = "".join(part.strip() for part in tidegate("status").stdout.splitlines())
+    assert "a plan that succeeds: SOURCE_UNREADABLE:" in shown.replace("  ", " ")
+    inspected = tidegate("inspect", "flights").stderr
+    assert "flights: planning has failed 2 times since " in inspected
+    assert f" UTC: {line}" in inspected
+    (cause,) = tidegate.json("why", "flights")["causes"]
+    assert (cause["code"], cause["since"]) == ("PLAN_FAILED", found["plans_failing_since"])
+    missing.mkdir(parents=True)
+    assert tidegate("run", "flights").returncode == 0
+    (found,) = tidegate.json("status")["pipelines"]
+    assert (found["failed_plans"], found["plans_failing_since"], found["plan_error"]) == (0, None, None)
+
+
+@pytest.mark.promise("verb:doctor", "json:doctor")
+def test_each_missing_thing_is_a_line_with_what_to_do(tidegate: CommandLine) -> None:
+    done = tidegate("doctor", "--component", "command-line")
+    lines = done.stdout.splitlines()
+    folder = tidegate.settings.home / "data/flights"
+    assert f"Sources: flights: The source folder {folder} does not exist. Create it" in done.stdout
+    assert {line.split(": ")[0] for line in lines} == {"Sources", "Airflow's API for people"}
+    assert (done.returncode, done.stderr) == (1, f"command-line: {len(lines)} missing.\n")
+    for component in COMPONENTS:
+        done = tidegate("doctor", "--component", component, "--json")
+        check_schema("doctor", found := json.loads(done.stdout))
+        assert done.returncode == bool(found["missing"])
+
+
+# By conditions, the txids that `inspect` chooses.
+CHOSEN = {
+    (): [1, 2, 3, 4, 5, 6],
+    ("--phase", "failed"): [3],
+    ("--error", "SOURCE_CHANGED"): [4],
+    ("--from-txid", "2", "--to-txid", "4"): [2, 3, 4],
+    ("--from-txid", "2", "--phase", "committed", "--since", "3d"): [2],
+    ("--limit", "2"): [5, 6],
+}
+
+
+@pytest.mark.promise("verb:inspect", "json:inspect")
+def test_conditions_choose_batches(tidegate: CommandLine, store: StateStore) -> None:
+    """Txids 1-2 have committed, 3 has failed, 4 is halted, 5-6 are planned."""
+    batches = Batches(store, flights.PIPELINE)
+    batches.plan("run", 6)
+    for txid in (1, 2):
+        batches.seal(txid)
+        batches.commit(txid)
+    for txid in (3, 4):
+        store.fail_attempt(batches.begin(txid), "SPARK_FAILED: it broke: \x1b[31mred")
+    store.halt_batch("flights", 4, "SOURCE_CHANGED: a.csv is gone")
+    chosen = {given: [batch["txid"] for batch in tidegate.json("inspect", "flights", *given)] for given in CHOSEN}
+    assert chosen == CHOSEN
