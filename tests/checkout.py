@@ -1,16 +1,16 @@
-"""The packages of this checkout: their files, names and copies."""
+"""The packages of this checkout: their files and names, their wheel, and programs that import them."""
 
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Folders at the top level that are subpackages of `tidegate`, by links.
 SUBPACKAGES = ("dags", "jobs", "migrations", "state_store")
 PACKAGES = (*SUBPACKAGES, "tidegate")
-SHIPPED = (*PACKAGES, "docs/errors", "docs/json")
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
 
@@ -31,9 +31,9 @@ def tracked() -> list[str]:
 
 
 def copy_to(folder: Path, *beginnings: str) -> Path:
-    """Copy what is in Git and has such a name, or what an image has, so that a program with this folder on its path runs it."""
+    """Copy what is in Git and has such a name, so that a program with this folder on its path runs it."""
     for name in in_git():
-        if name.startswith(beginnings or SHIPPED):
+        if name.startswith(beginnings):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPOSITORY / name, folder / name, follow_symlinks=False)
     return folder
@@ -46,3 +46,14 @@ def build_wheel(folder: Path) -> Path:
     assert built.returncode == 0, built.stderr
     shutil.rmtree(copy)
     return folder / built.stdout.splitlines()[-1]
+
+
+def python(
+    program: str, folder: Path, *arguments: str, path: Sequence[Path] = (REPOSITORY,)
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a new interpreter in a folder; of the packages, those on this path, as in no project's environment."""
+    usual = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "TIDEGATE_", "PYTHON"))}
+    airflow = {"AIRFLOW_HOME": str(folder), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    environ = {**usual, **airflow, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=400, check=False)

@@ -15,7 +15,6 @@ NOT_OF_BEHAVIOUR = (
     "tests/unit/test_promises.py",
     "tests/unit/test_references.py",
     "tests/unit/test_requirements.py",
-    "tests/unit/test_wheel.py",
 )
 CHANGED = re.compile(r"\[-(?P<old>.*?)-\]|\{\+(?P<new>.*?)\+\}", re.DOTALL)
 MODULE = "(module)"  # the function of what stands outside of all functions

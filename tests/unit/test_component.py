@@ -1,32 +1,35 @@
-"""How a stack recognizes its own processes, and keeps its files to itself."""
+"""What a stack has on its machine is its own: processes, files, Java libraries; and it removes old logs of tasks."""
 
 import os
 import shutil
 import stat
+import time
+from pathlib import Path
 
 import pytest
 
+from tidegate.stack.components import airflow_cleanup, java_libraries, kafka
 from tidegate.stack.components.server_process import Identity, RunFolder
 from tidegate.stack.machine.private_files import private
+from tidegate.state_store.base.errors import PermanentError
+
+OTHERS = "org.example:thing:1.0"
 
 
-def test_a_process_of_another_boot_is_another_process(tmp_path) -> None:
-    run = RunFolder(tmp_path)
-    mine = Identity.of(os.getpid())
-    run.write("spark", Identity(mine.pid, f"another-boot {mine.started.split()[1]}"))
-    (tmp_path / "run" / "postgres.json").write_text('{"pid": 1, "created": 1.5}')
-    assert run.read("spark").process() is None
-    assert run.sessions() == set()
-    assert run.read("postgres") is None
-
-
-def test_a_copy_of_a_stack_does_not_know_the_processes_of_the_other(tmp_path) -> None:
-    RunFolder(tmp_path / "stack").write("supervisor", Identity.of(os.getpid()))
+def test_a_process_of_another_boot_or_of_a_copied_stack_is_another_process(tmp_path) -> None:
+    run, mine = RunFolder(tmp_path / "stack"), Identity.of(os.getpid())
+    run.write("supervisor", mine)
     shutil.copytree(tmp_path / "stack", tmp_path / "copy")
     copy = RunFolder(tmp_path / "copy")
     assert (copy.read("supervisor"), copy.sessions()) == (None, set())
     (tmp_path / "stack").rename(tmp_path / "moved")
-    assert RunFolder(tmp_path / "moved").sessions() == {os.getpid()}
+    moved = RunFolder(tmp_path / "moved")
+    assert moved.sessions() == {os.getpid()}
+    moved.write("supervisor", Identity(mine.pid, f"another-boot {mine.started.split()[1]}"))
+    (tmp_path / "moved/run/postgres.json").write_text('{"pid": 1, "created": 1.5}')
+    assert moved.read("supervisor").process() is None
+    assert moved.sessions() == set()
+    assert moved.read("postgres") is None
 
 
 def test_a_stacks_file_is_private_under_any_umask_and_is_no_link(tmp_path) -> None:
@@ -40,3 +43,67 @@ def test_a_stacks_file_is_private_under_any_umask_and_is_no_link(tmp_path) -> No
     (tmp_path / "link").symlink_to(tmp_path / "password")
     with pytest.raises(OSError, match="symbolic links"), open(tmp_path / "link", "w", opener=private):
         pass
+
+
+def test_old_logs_are_removed_with_the_folders_that_they_leave_empty(tmp_path: Path) -> None:
+    def log(name: str, days: int) -> Path:
+        """Write a log of this age, in folders of the same age."""
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("text")
+        for path in (file, *file.parents[: len(file.relative_to(tmp_path).parts) - 1]):
+            os.utime(path, times=(time.time() - days * airflow_cleanup.DAY_SECONDS,) * 2)
+        return file
+
+    logs, elsewhere = tmp_path / "logs", log("elsewhere/precious", 40)
+    new = log("logs/dag_id=a/run_id=2/attempt=2.log", 20)
+    old = [log(f"logs/dag_id={name}/attempt=1.log", 40) for name in ("a/run_id=2", "b/run_id=1/task_id=x")]
+    (about_to_be_used := logs / "dag_id=a/run_id=3").mkdir()
+    (link := logs / "latest").symlink_to(elsewhere.parent)
+    assert airflow_cleanup.remove_logs(logs, time.time() - 30 * airflow_cleanup.DAY_SECONDS) == len(old)
+    assert not any(file.exists() for file in (*old, logs / "dag_id=b"))
+    assert [path.exists() for path in (new, about_to_be_used, link, elsewhere)] == [True] * 4
+
+
+@pytest.fixture
+def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """What the repository of Java libraries sends, by name."""
+    sent: dict[str, bytes] = {}
+
+    def resolve(_packages: object, workplace: Path, _target: Path) -> None:
+        (workplace / "jars").mkdir()
+        for name, content in sent.items():
+            (workplace / "jars" / name).write_bytes(content)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(java_libraries, "_resolve", resolve)
+    return sent
+
+
+@pytest.mark.promise("security:package-index-or-maven-repository-that-sends")
+@pytest.mark.parametrize(
+    "name", [f"{'-'.join(kafka.PACKAGES[0].split(':')[1:])}.jar", "evil-1.0.jar"], ids=["changed", "added"]
+)
+def test_a_library_of_the_stack_with_another_checksum_is_deleted(name: str, fetched: dict[str, bytes]) -> None:
+    fetched[name] = b"something else"
+    with pytest.raises(PermanentError, match=r"is not what it has to be: its SHA-256 is [0-9a-f]{64}, jars.sha256 has"):
+        java_libraries.fetch(kafka.PACKAGES)
+    assert not java_libraries.folder(kafka.PACKAGES).exists()
+
+
+@pytest.mark.promise("security:another-account-in-file-system")
+def test_libraries_that_another_account_could_have_put_there_are_refused(fetched: dict[str, bytes]) -> None:
+    fetched["thing-1.0.jar"] = b"anything"
+    java_libraries.fetch([OTHERS])
+    java_libraries.fetch([OTHERS])
+    jar = java_libraries.folder([OTHERS]) / "thing-1.0.jar"
+    for path in (jar, jar.parent, jar.parent.parent):
+        mode = path.stat().st_mode
+        path.chmod(0o777)
+        with pytest.raises(PermanentError, match=f"{path} belongs to user"):
+            java_libraries.fetch([OTHERS])
+        path.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(jar, 61_000, 61_000)
+        with pytest.raises(PermanentError, match=f"{jar} belongs to user 61000"):
+            java_libraries.fetch([OTHERS])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tidegate.jobs import (
     History,
     Iceberg,
     Inputs,
+    Kafka,
     Max,
     Min,
     Newest,
@@ -76,25 +78,20 @@ def bucket(folder: str, **source: Any) -> Files:
     return Files(folder, schema={"name": "string"}, **source)
 
 
-def glob(pattern: str) -> Files:
-    return Files("inbox", glob=pattern, format="text")
+def table(**changes: Any) -> PostgresTable:
+    schema = {"id": "bigint", "name": "string", "at": "timestamp"}
+    return PostgresTable(**{"table": "orders", "key": "id", "schema": schema, **changes})
 
 
 def merged(sources: dict[str, Any], **pipeline: Any) -> Pipeline:
     return declare(**{"source": Inputs(sources), **pipeline})
 
 
-def joined() -> Pipeline:
-    """Slices that wait for each other are there to be joined."""
-    return declare(source=Inputs({"a": A, "b": B}, wait_for_all=True), transform=len, on_poison="quarantine")
-
-
 def asks(*queries: StateQuery, **changes: Any) -> Pipeline:
-    states = {"by_name": STATE, "plane": Newest({"name": "text"}, {}, {"n": "integer"}, kind="non-transactional")}
-    states |= {"report": Rows({"name": "text"})}
-    return declare(
-        **{"states": states, "queries": queries, "transform": lambda rows: rows, "guarantee": "at_least_once", **changes}
-    )
+    newest = Newest({"name": "text"}, {}, {"n": "integer"}, kind="non-transactional")
+    states = {"by_name": STATE, "plane": newest, "report": Rows({"name": "text"})}
+    usual = {"states": states, "queries": queries, "transform": lambda rows: rows, "guarantee": "at_least_once"}
+    return declare(**usual | changes)
 
 
 def query(**changes: Any) -> Query:
@@ -102,7 +99,7 @@ def query(**changes: Any) -> Query:
         return states, words
 
     usual = {"name": "total", "answer": answer, "reads": ["inbox.per_name"], "arguments": {"words": "text[]"}}
-    return Query(**{**usual, **changes})
+    return Query(**usual | changes)
 
 
 PLANE = History({"name": "text"}, {"n": "bigint"}, {"at": "timestamptz"})
@@ -114,8 +111,31 @@ UNSURE = StateQuery("ships.by_name", as_of="latest")
 A, B, OPAQUE = files("a"), files("b"), files("o", kind="opaque")
 TWICE = "differ by case at most, and are one name to Spark"
 NO_TYPE = "is not a column type. Choose one of: text, boolean"
+NAMED: list[tuple[Callable[[str], Any], str]] = [
+    (lambda name: declare(name=name), "a pipeline"),
+    (lambda name: declare(states={name: STATE}), "a state"),
+    (lambda name: declare_state(key={name: "text"}), "a column of state per_name"),
+    (lambda name: declare_state(aggregates={name: Count()}), "a column of state per_name"),
+]
 
 REFUSED: dict[str, list[tuple[Declare, str]]] = {
+    "a name that is no plain identifier": [
+        (lambda make=make, name=name: make(name), f"cannot be the name of {what}")
+        for name in ("Flights", "semi;colon", "zürich", "a" * 41)
+        for make, what in NAMED
+    ],
+    "a topic": [
+        (lambda: Kafka("orders", start=datetime(2026, 11, 1)), "Add tzinfo"),
+        (lambda: Kafka("orders", when_expired="continue"), "a transactional source leaves none out"),
+    ],
+    "a table": [
+        (lambda: table(key=("id", "name")), "a key of two columns is a timestamp"),
+        (lambda: table(key=("at", "id"), key_is_drawn=True), "key_is_drawn is not for a key that begins with a time"),
+        (lambda: table(schema={"id": "double"}), "id is double, which puts nothing in order"),
+        (lambda: table(schema={"id": "date"}), "depends on the writer's time zone"),
+        (lambda: table(connection="host=a dbname=b user=c password=hidden"), "connection holds a password"),
+        (lambda: table(connection={"hots": "hidden"}), "neither a libpq connection string"),
+    ],
     "a pipeline": [
         (lambda: declare(window=0), "window of 0; it must be at least 1"),
         (lambda: declare(states={"plane": PLANE, "plane_versions": PLANE}), "two tables named plane_versions"),
@@ -169,10 +189,7 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: Sliding("at", "1 hour", "25 minutes"), "has to be a multiple of `every`, 25 minutes"),
         (lambda: Sliding("at", "1 day", "1 second"), "each row would be in 86400 windows; 1000 are possible"),
         (lambda: Tumbling("at", "1 hour", keep="1 day"), "keep needs final_after. A late row would begin a removed"),
-        (
-            lambda: Session("at", "1 hour", final_after="2 days", keep="1 day"),
-            "keep is 1 day, less than final_after, 2 days. A",
-        ),
+        (lambda: Session("at", "1 hour", final_after="2 days", keep="1 day"), "keep is 1 day, less than final_after"),
         (lambda: declare_state(window=Session("at", "1 hour"), kind="opaque"), "cannot have sessions and be opaque"),
         (lambda: declare_state(window=HOURLY, kind="opaque", changes=True), "record both its changes and its final windows"),
         (lambda: declare_state(window=HOURLY, key={"window_start": "text"}), "has two columns named window_start"),
@@ -182,16 +199,10 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: asks(StateQuery("inbox.gone")), "and has no such state. It has by_name, plane, report."),
         (lambda: asks(StateQuery("inbox.report")), "only a State or a Newest has rows by key"),
         (lambda: asks(StateQuery("inbox.plane")), "does not know which txid wrote a row"),
-        (
-            lambda: asks(StateQuery("inbox.kept"), states={"kept": KEPT}),
-            "miss those that its batch has removed. Leave keep out.",
-        ),
+        (lambda: asks(StateQuery("inbox.kept"), states={"kept": KEPT}), "miss those that its batch has removed"),
         (lambda: asks(StateQuery("ships.by_name")), 'the txids of another pipeline are others. Say as_of="latest".'),
         (lambda: asks(StateQuery("inbox.by_name"), window=4), "a window of 4, and its batches read what the one before"),
-        (
-            lambda: asks(UNSURE, states={"s": STATE}, guarantee="exactly_once"),
-            "another attempt at a batch may read other values",
-        ),
+        (lambda: asks(UNSURE, states={"s": STATE}, guarantee="exactly_once"), "another attempt at a batch may read other"),
     ],
     "a query": [
         (lambda: query(reads=[]), 'has to list the states that it reads: reads=["pipeline.state"]'),
@@ -200,8 +211,8 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: query(most_rows=0), "needs most_rows and timeout_seconds of at least 1"),
     ],
     "files": [
-        (lambda: glob("*.{json,jsonl"), "Files('inbox'): the glob *.{json,jsonl has a brace without its partner"),
-        *((lambda pattern=pattern: glob(pattern), 'write "*"') for pattern in ("", "/data/*.json", "{/etc,x}/*")),
+        (lambda: files(glob="*.{json,jsonl"), "Files('inbox'): the glob *.{json,jsonl has a brace without its partner"),
+        *((lambda pattern=pattern: files(glob=pattern), 'write "*"') for pattern in ("", "/data/*.json", "{/etc,x}/*")),
         (lambda: marked(marker=""), "cannot have the marker ''"),
         (lambda: marked(marker="done.csv"), "would read the marker done.csv as data: **/*.csv matches it"),
         (lambda: files(partitions={"name": "int"}), "has the column name in schema and in partitions"),
@@ -224,7 +235,10 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: merged({"a": A, "b": files("b", partitions={"dt": "date"})}), "different columns: only one of them has dt"),
         (lambda: merged({"a": A, "b": B}, transform=len, check={"known": "name > ''"}), 'is for: check={"a"'),
         (lambda: declare(source=A, check={"known": {"a": "true"}}), "checks for input 'known', which its source does not have"),
-        (joined, "cannot set bad records aside and have wait_for_all"),
+        (
+            lambda: declare(source=Inputs({"a": A, "b": B}, wait_for_all=True), transform=len, on_poison="quarantine"),
+            "cannot set bad records aside and have wait_for_all",
+        ),
         *(
             (lambda kind=kind: Inputs({"a": OPAQUE, "b": B}, kind=kind), f"Inputs cannot be '{kind}': one of them is opaque")
             for kind in ("transactional", "best")
@@ -245,18 +259,8 @@ def said(made: Declare) -> str:
 @pytest.mark.promise("limit:MOST_PER_ROW", "limit:MOST_ELEMENTS", "decision:0008")
 @pytest.mark.parametrize("cases", REFUSED.values(), ids=REFUSED.keys())
 def test_a_declaration_that_cannot_work_is_refused_when_it_is_made(cases: list[tuple[Declare, str]]) -> None:
-    assert {message: said(made) for made, message in cases if message not in said(made)} == {}
-
-
-@pytest.mark.parametrize("name", ["Flights", "semi;colon", "zürich", "a" * 41])
-def test_a_name_that_is_no_plain_identifier_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="cannot be the name of a pipeline"):
-        declare(name=name)
-    with pytest.raises(ValueError, match="cannot be the name of a state"):
-        declare(states={name: STATE})
-    for changes in ({"key": {name: "text"}}, {"aggregates": {name: Count()}}):
-        with pytest.raises(ValueError, match="cannot be the name of a column of state per_name"):
-            declare_state(**changes)
+    refusals = [(message, said(made)) for made, message in cases]
+    assert [(message, text) for message, text in refusals if message not in text or "hidden" in text] == []
 
 
 def test_the_same_declaration_has_the_same_fingerprint() -> None:
@@ -264,10 +268,8 @@ def test_the_same_declaration_has_the_same_fingerprint() -> None:
     assert declare().spec == again.spec
     undivided, divided = (declare(states={"log": rows(ranges)}).spec for ranges in (None, Ranges("n", 10)))
     assert undivided.fingerprint == divided.fingerprint
-    assert (
-        declare(description="for people", window=9, concurrency=2, transform=lambda rows: rows).spec.fingerprint
-        == again.spec.fingerprint
-    )
+    changed = declare(description="for people", window=9, concurrency=2, transform=lambda rows: rows)
+    assert changed.spec.fingerprint == again.spec.fingerprint
 
 
 def windowed(window: Window | None) -> Pipeline:
@@ -312,10 +314,8 @@ def test_every_change_of_a_values_meaning_changes_the_fingerprint_and_the_ledger
 
 def test_batches_that_depend_on_the_one_before_are_merged_one_by_one() -> None:
     specs = {name: pipeline.spec for name, pipeline in KINDS.items()}
-    assert [name for name in ("a window", "a session", "when it is final") if specs[name].commits_alone] == [
-        "a session",
-        "when it is final",
-    ]
+    alone = [specs[name].commits_alone for name in ("a window", "a session", "when it is final")]
+    assert alone == [False, True, True]
     of_queries = [specs[name] for name in ("no query", "a query", "queries of the latest")]
     assert [(spec.window, spec.awaits_previous) for spec in of_queries] == [(16, False), (1, True), (16, False)]
     assert asks(StateQuery("inbox.by_name")).spec.window == 1
@@ -325,5 +325,5 @@ def test_batches_that_depend_on_the_one_before_are_merged_one_by_one() -> None:
 
 @pytest.mark.promise("decision:0053")
 def test_a_state_by_key_is_one_table() -> None:
-    assert [field.name for field in fields(State) if "partition" in field.name] == []
-    assert [field.name for field in fields(Rows) if "partition" in field.name] == ["range_partitions"]
+    found = [field.name for state in (State, Rows) for field in fields(state) if "partition" in field.name]
+    assert found == ["range_partitions"]

@@ -2,15 +2,14 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 
 import pytest
 
 from tests import command_lines
-from tests.checkout import module_of
-from tests.unit.test_imports import FILES, REPOSITORY
+from tests.checkout import REPOSITORY, module_of
+from tests.unit.test_imports import FILES
 from tidegate.cli import exit_code
 from tidegate.explain import error_pages
 from tidegate.state_store.base.errors import TidegateError
@@ -24,22 +23,16 @@ PLACE = re.compile(r"\b[A-Z]{3,}\b")
 SHOWN = re.compile(r"^\s*\$ (tidegate .*)$", re.MULTILINE)
 
 
-def _classes() -> dict[str, tuple[str, list[str]]]:
-    """Return every class of the product by name, with its module and its bases' names."""
-    found: dict[str, tuple[str, list[str]]] = {}
-    for path in FILES:
-        for node in ast.walk(ast.parse((REPOSITORY / path).read_text(), path)):
-            if isinstance(node, ast.ClassDef):
-                bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
-                found[node.name] = (module_of(path), bases)
-    return found
-
-
 @cache
 def errors() -> dict[str, type[TidegateError]]:
     """Return the product's errors by code, found in its sources: the root, and all that inherit from it."""
-    classes, names = _classes(), {"TidegateError"}
-    while more := {name for name, (_, bases) in classes.items() if name not in names and names & set(bases)}:
+    classes: dict[str, tuple[str, set[str]]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse((REPOSITORY / path).read_text(), path)):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] = module_of(path), {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+    names = {"TidegateError"}
+    while more := {name for name, (_, bases) in classes.items() if name not in names and names & bases}:
         names |= more
     kinds = [getattr(import_module(classes[name][0]), name) for name in sorted(names)]
     return {kind("").code: kind for kind in kinds}
@@ -49,13 +42,9 @@ CODES = error_pages.codes()
 
 
 @pytest.mark.promise("error:*")
-def test_every_error_has_a_page_and_every_page_an_error() -> None:
+def test_every_error_has_a_page_that_agrees_with_the_code_and_every_page_an_error() -> None:
     assert {"SOURCE_CHANGED", "AIRFLOW_UNAVAILABLE", "MACHINE_REFUSES"} <= set(errors())
     assert sorted(errors()) == list(CODES)
-
-
-@pytest.mark.promise("error:*")
-def test_each_page_agrees_with_the_code() -> None:
     for code in CODES:
         page, error = error_pages.markdown(code), errors()[code]("")
         assert page.startswith(f"# {code}\n\n")
@@ -73,16 +62,14 @@ def test_each_page_agrees_with_the_code() -> None:
 
 
 def test_commands_that_messages_print_can_be_typed() -> None:
-    printed = {(path, line) for path in FILES for line in _commands_for_a_pipeline(ast.parse((REPOSITORY / path).read_text()))}
+    """Those in the product's strings whose first argument is filled in; each such place has 7 here."""
+    printed = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse((REPOSITORY / path).read_text())):
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values)
+                printed |= {(path, PLACE.sub("7", line)) for line in PRINTED.findall(text)}
     assert len(printed) > 30
     for path, line in sorted(printed):
         command = command_lines.check(line)
         assert "--yes" in line or "--yes" not in {name for option in command.params for name in option.opts}, (path, line)
-
-
-def _commands_for_a_pipeline(tree: ast.AST) -> Iterator[str]:
-    """Yield the commands in a module's strings whose first argument is filled in; each such place has 7 here."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values)
-            yield from (PLACE.sub("7", line) for line in PRINTED.findall(text))

@@ -2,39 +2,37 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.store import declaration_changes
+from tests.store import PipelineSpec, declaration_changes
 from tidegate.jobs import Avg, Count, Files, History, Last, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling
 from tidegate.jobs.states import AnyState
 from tidegate.state_store.base.errors import DeclarationChanged
 
 SOURCE = Files("inbox", format="csv", schema={"name": "string", "amount": "int"})
 LOG = Rows({"name": "text", "amount": "integer"})
-NEWEST = Newest(key={"name": "text"}, columns={"amount": "integer", "city": "text"}, order_by={"at": "timestamptz"})
-HISTORY = History(
-    key={"name": "text"}, columns={"amount": "integer", "city": "text"}, order_by={"at": "timestamptz"}, deleted="gone"
-)
+NEWEST = Newest({"name": "text"}, {"amount": "integer", "city": "text"}, {"at": "timestamptz"})
+HISTORY = History({"name": "text"}, {"amount": "integer", "city": "text"}, {"at": "timestamptz"}, deleted="gone")
 STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount"), "mean": Avg("amount")})
 
 
-def pipeline(*states: AnyState, version: int = 2, **changes: Any) -> Pipeline:
-    named = {f"s{number}": state for number, state in enumerate(states, start=1)}
-    return Pipeline(**{"name": "inbox", "source": SOURCE, "states": named, "version": version} | changes)
+def spec(states: Sequence[AnyState], version: int = 2) -> PipelineSpec:
+    return Pipeline("inbox", SOURCE, {f"s{number}": state for number, state in enumerate(states, 1)}, version=version).spec
 
 
-def known(declared: Pipeline) -> dict[str, Any]:
+def known(states: Sequence[AnyState]) -> dict[str, Any]:
     """Return a declaration as the ledger has it: jsonb keeps no order of names."""
-    return json.loads(json.dumps({**declared.spec.declaration, "version": 1}, sort_keys=True))
+    return json.loads(json.dumps({**spec(states).declaration, "version": 1}, sort_keys=True))
 
 
-def check(before: Pipeline, after: Pipeline, committed: int = 3) -> list[str]:
+def check(before: Sequence[AnyState], after: Sequence[AnyState], version: int = 2) -> list[str]:
     """Return what is said of a change, if it is not refused."""
-    changes = declaration_changes.check(known(before), after.spec, committed)
-    assert changes == declaration_changes.column_changes(known(before), after.spec)
+    changes = declaration_changes.check(known(before), spec(after, version), 3)
+    assert changes == declaration_changes.column_changes(known(before), spec(after))
     return list(map(str, changes))
 
 
@@ -48,15 +46,19 @@ COMES = "State s1 of pipeline inbox gets more: NULL in all rows that committed b
 GOES = "State s1 of pipeline inbox loses amount: the values are gone then, and no migration brings them back."
 
 
+@pytest.mark.promise("decision:0051")
 @pytest.mark.parametrize("state", [LOG, NEWEST, HISTORY, replace(NEWEST, kind="opaque", changes=True)])
-def test_columns_come_and_go(state: Any) -> None:
-    before = pipeline(state, STATE)
-    assert check(before, pipeline(state, STATE)) == []
-    assert check(before, pipeline(columns(state, more="text"), STATE)) == [COMES]
-    assert check(before, pipeline(columns(state, amount=None), STATE)) == [GOES]
-    assert check(before, pipeline(columns(state, amount=None, more="integer"), STATE)) == [
-        f"{COMES} {GOES} Nothing is renamed: no values move from one to the other."
-    ]
+def test_columns_come_and_go_if_the_version_confirms_that(state: Any) -> None:
+    def said(after: Any, version: int = 2) -> list[str]:
+        return check([state, STATE], [after, STATE], version)
+
+    assert said(state) == []
+    assert said(columns(state, more="text")) == [COMES]
+    assert said(columns(state, amount=None)) == [GOES]
+    both = [f"{COMES} {GOES} Nothing is renamed: no values move from one to the other."]
+    assert said(columns(state, amount=None, more="integer")) == both
+    with pytest.raises(DeclarationChanged, match=rf"^{re.escape(COMES)} If that is meant .* raise .* version above 1\.$"):
+        said(columns(state, more="text"), version=1)
 
 
 PRICES = State({"name": "numeric(10,2)"}, {"paid": Sum("amount", "numeric(10,2)"), "mean": Avg("amount", scale=2)})
@@ -65,31 +67,21 @@ WIDER = replace(PRICES, aggregates={**PRICES.aggregates, "paid": Sum("amount", "
 
 def test_a_numeric_value_may_get_more_digits_before_the_point() -> None:
     log = Rows({"name": "text", "amount": "numeric(10,2)"})
-    wide = "has {} as numeric(14,2): the values stay as they are."
-    assert check(pipeline(log, PRICES), pipeline(columns(log, amount=None, more="text"), WIDER))[1:] == [
-        f"State s2 of pipeline inbox {wide.format('paid')}"
-    ]
-    assert check(pipeline(log), pipeline(replace(log, columns={**log.columns, "amount": "numeric(14,2)"}))) == [
-        f"State s1 of pipeline inbox {wide.format('amount')}"
-    ]
+    wide = "State s{} of pipeline inbox has {} as numeric(14,2): the values stay as they are."
+    assert check([log, PRICES], [columns(log, amount=None, more="text"), WIDER])[1:] == [wide.format(2, "paid")]
+    wider_log = replace(log, columns={**log.columns, "amount": "numeric(14,2)"})
+    assert check([log], [wider_log]) == [wide.format(1, "amount")]
     with pytest.raises(DeclarationChanged, match=r"raise the pipeline's version above 1"):
-        check(pipeline(PRICES), pipeline(WIDER, version=1))
-    for refused in (
-        replace(PRICES, key={"name": "numeric(14,2)"}),
-        *(replace(PRICES, aggregates={**PRICES.aggregates, "paid": Sum("amount", f"numeric({n})")}) for n in ("9,2", "14,3")),
-    ):
+        check([PRICES], [WIDER], version=1)
+    others = [
+        replace(PRICES, aggregates={**PRICES.aggregates, "paid": Sum("amount", f"numeric({n})")}) for n in ("9,2", "14,3")
+    ]
+    for refused in (replace(PRICES, key={"name": "numeric(14,2)"}), *others):
         with pytest.raises(DeclarationChanged, match="has committed 3 batches into other states"):
-            check(pipeline(PRICES), pipeline(refused))
-
-
-@pytest.mark.promise("decision:0051")
-def test_the_change_is_confirmed_by_the_version() -> None:
-    with pytest.raises(DeclarationChanged, match=rf"^{re.escape(COMES)} If that is meant .* raise .* version above 1\.$"):
-        check(pipeline(LOG), pipeline(columns(LOG, more="text"), version=1))
+            check([PRICES], [refused])
 
 
 ELSE = "give the pipeline and its states new names. Or take the change back"
-LAST = Last("amount", "integer", {"at": "date"})
 DATED = Rows({"name": "text", "amount": "integer", "at": "date"}, range_partitions=Ranges("at", "day"))
 NEW = "is new, and would lack the earlier batches for keys that have rows already"
 
@@ -98,12 +90,14 @@ def aggregates(**changes: Any) -> State:
     return replace(STATE, aggregates={**STATE.aggregates, **changes})
 
 
+WITHOUT_SEQ, WITH_SEQ = (
+    State({"name": "text"}, {"last": Last("amount", "integer", order)})
+    for order in ({"at": "date"}, {"at": "date", "seq": "bigint"})
+)
+TWO_NEW = f"state s1: most, count(amount), {NEW}; state s1: least, sum(city), {NEW}."
+AS_NUMERIC = "amount was sum(amount) as bigint, merged as sum, and is sum(amount) as numeric(20,2), merged as sum: what is kept"
 REFUSALS: list[tuple[list[AnyState], list[AnyState], str]] = [
-    (
-        [LOG],
-        [columns(LOG, amount="bigint")],
-        "state s1: column amount was integer, and is bigint, for which Postgres would write",
-    ),
+    ([LOG], [columns(LOG, amount="bigint")], "column amount was integer, and is bigint, for which Postgres would write"),
     ([LOG], [DATED], "state s1: at divides it by ranges and may not be NULL, which it would be in all rows that committed"),
     (
         [NEWEST],
@@ -112,22 +106,10 @@ REFUSALS: list[tuple[list[AnyState], list[AnyState], str]] = [
     ),
     ([NEWEST], [HISTORY], "state s1: "),
     ([HISTORY], [replace(HISTORY, deleted=None)], "what its versions are ordered and ended by is declared otherwise"),
-    (
-        [STATE],
-        [aggregates(most=Count("amount"), least=Sum("city"))],
-        f"state s1: most, count(amount), {NEW}; state s1: least, sum(city), {NEW}.",
-    ),
-    (
-        [STATE],
-        [aggregates(amount=Sum("amount", "numeric(20,2)"))],
-        "amount was sum(amount) as bigint, merged as sum, and is sum(amount) as numeric(20,2), merged as sum: what is kept",
-    ),
+    ([STATE], [aggregates(most=Count("amount"), least=Sum("city"))], TWO_NEW),
+    ([STATE], [aggregates(amount=Sum("amount", "numeric(20,2)"))], AS_NUMERIC),
     ([STATE], [replace(STATE, window=Tumbling("at", "1 hour"))], "state s1: window_end, "),
-    (
-        [State({"name": "text"}, {"last": Last("amount", "integer", {"at": "date", "seq": "bigint"})})],
-        [State({"name": "text"}, {"last": LAST})],
-        "last_seq, last(seq), is gone; aggregates are not taken out in place",
-    ),
+    ([WITH_SEQ], [WITHOUT_SEQ], "last_seq, last(seq), is gone; aggregates are not taken out in place"),
     ([LOG], [columns(LOG, more="text"), STATE], "state s2 is new, and would lack the earlier batches. "),
 ]
 
@@ -135,8 +117,8 @@ REFUSALS: list[tuple[list[AnyState], list[AnyState], str]] = [
 @pytest.mark.parametrize(("before", "after", "message"), REFUSALS)
 def test_every_other_change_is_refused_with_its_reason(before: list[AnyState], after: list[AnyState], message: str) -> None:
     with pytest.raises(DeclarationChanged) as refusal:
-        check(pipeline(*before), pipeline(*after))
+        check(before, after)
     assert str(refusal.value).startswith("inbox has committed 3 batches into other states than these: ")
     assert message in str(refusal.value)
     assert ELSE in str(refusal.value)
-    assert declaration_changes.column_changes(known(pipeline(*before)), pipeline(*after).spec) == []
+    assert declaration_changes.column_changes(known(before), spec(after)) == []

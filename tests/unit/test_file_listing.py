@@ -1,7 +1,6 @@
 """The names in a source's folder: which are read, once and in order, which wait or are left alone, and what they say."""
 
 import logging
-from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,25 @@ from tidegate.jobs.sources.files.partition_columns import NOTHING, PartitionColu
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceUnreadable
 
-Write = Callable[..., Path]
 TEXT = Files("inbox", format="text")
+NAMES = (
+    "a.json",
+    "b.jsonl",
+    "c{1,2}.csv",
+    "d.part.csv",
+    "e[1].csv",
+    "x/f.json",
+    "x/y/g.json",
+    "_h.json",
+    "_z/i.json",
+    "j.part",
+)
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write_file(name: str, content: str = "") -> Path:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-        return path
-
-    return write_file
+def write(folder: Path, *names: str, content: str = "") -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
 
 
 @pytest.mark.parametrize(
@@ -44,83 +49,45 @@ def write(tmp_path: Path) -> Write:
         ("*.part", ["j.part"]),
     ],
 )
-def test_a_glob_matches_its_files(tmp_path: Path, write: Write, pattern: str, names: list[str]) -> None:
-    for name in ("a.json", "b.jsonl", "c{1,2}.csv", "d.part.csv", "e[1].csv", "x/f.json", "x/y/g.json"):
-        write(name)
-    for name in ("_h.json", "_z/i.json", "j.part"):
-        write(name)
+def test_a_glob_matches_its_files(tmp_path: Path, pattern: str, names: list[str]) -> None:
+    write(tmp_path, *NAMES)
     assert [name for name in list_files(tmp_path, pattern).names if (tmp_path / name).is_file()] == names
-
-
-@pytest.fixture
-def inbox(tmp_path: Path, write: Write) -> Path:
-    """A folder beside a secret, with links that lead out of it in all ways."""
-    write("secret/password.txt", "hunter2")
-    write("inbox/a.txt", "a")
-    folder = tmp_path / "inbox"
-    (folder / "file.txt").symlink_to("../secret/password.txt")
-    (folder / "absolute.txt").symlink_to(tmp_path / "secret/password.txt")
-    (folder / "twice.txt").symlink_to("file.txt")
-    (folder / "folder").symlink_to(tmp_path / "secret")
-    return folder
 
 
 @pytest.mark.promise("security:author-of-data")
 @pytest.mark.parametrize("name", ["absolute.txt", "folder/password.txt", "twice.txt"])
-def test_a_link_that_leads_out_of_the_folder_is_refused(inbox: Path, name: str) -> None:
+def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "secret/password.txt", "inbox/a.txt")
+    inbox = tmp_path / "inbox"
+    (inbox / "file.txt").symlink_to("../secret/password.txt")
+    (inbox / "absolute.txt").symlink_to(tmp_path / "secret/password.txt")
+    (inbox / "twice.txt").symlink_to("file.txt")
+    (inbox / "folder").symlink_to(tmp_path / "secret")
     assert {"absolute.txt", "folder"} <= set(list_files(inbox, "**/*").names)
     with pytest.raises(SourceUnreadable, match=r"leads out of .*inbox: it is really .*/secret.*follow_links=True"):
         file_identity(TEXT, inbox, name, 0)
 
 
-def test_a_link_within_the_folder_is_read_unless_its_file_is(tmp_path: Path, write: Write) -> None:
-    write("2024.json")
-    write("..data/config.json")
-    write("sub/x.json")
-    (tmp_path / "config.json").symlink_to("..data/config.json")
-    (tmp_path / "latest.json").symlink_to("2024.json")
-    (tmp_path / "again").symlink_to("sub")
-    (tmp_path / "around").symlink_to(".")
-    (tmp_path / "sub/back").symlink_to("..")
-
+def test_a_link_within_the_folder_is_read_unless_its_file_is(tmp_path: Path) -> None:
+    write(tmp_path, "2024.json", "..data/config.json", "sub/x.json")
+    links = {"config.json": "..data/config.json", "latest.json": "2024.json", "again": "sub", "around": ".", "sub/back": ".."}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
     listing = list_files(tmp_path, "**/*.json")
     assert listing.names == ["2024.json", "config.json", "sub/x.json"]
     assert listing.left_alone["is a link to a file that is read by another name"] == ["again/x.json", "latest.json"]
-    assert listing.report().names["is a link to a folder that is read by another name"] == [
-        "again/back/",
-        "around/",
-        "sub/back/",
-    ]
+    folders = listing.report().names["is a link to a folder that is read by another name"]
+    assert folders == ["again/back/", "around/", "sub/back/"]
     assert file_identity(TEXT, tmp_path, "config.json", 0) is not None
 
 
-LIST = """
-import sys
-from pathlib import Path
-from tidegate.jobs import Files
-from tidegate.jobs.sources.binding import coordinator_of
-from tidegate.jobs.sources.files.partition_columns import NOTHING, PartitionColumns
-from tidegate.state_store import Settings
-from tidegate.jobs.sources.files.listing import list_files
-from tidegate.state_store.base.errors import SettingsInvalid
-try:
-    print(ascii(list_files(Path(sys.argv[1]), "*.csv").names))
-except SettingsInvalid as error:
-    print(ascii(str(error)))
-"""
-
-
-# markers
-
-
-def test_a_folder_is_read_once_its_marker_is_there(tmp_path: Path, write: Write, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_is_read_once_its_marker_is_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     settings = Settings(home=tmp_path, min_file_age_seconds=0)
     source = Files("in", glob="**/*.csv", format="csv", schema={"name": "string"}, max_files=99, marker="_SUCCESS")
 
     def planned(*names: str) -> list[str]:
-        for name in names:
-            write(f"in/{name}", "" if name.endswith("_SUCCESS") else "name\na\n")
+        write(tmp_path / "in", *names, content="name\na\n")
         metadata = coordinator_of(source, settings).initialize_transaction(1, None, None)
         return [file["name"] for file in metadata["files"]] if metadata else []
 
@@ -135,9 +102,6 @@ def test_a_folder_is_read_once_its_marker_is_there(tmp_path: Path, write: Write,
     )
     assert len(planned("dt=1/_SUCCESS", "dt=3/_SUCCESS")) == 7
     assert source.held_back(settings) is None
-
-
-# partitions
 
 
 @pytest.mark.parametrize(

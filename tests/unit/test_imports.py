@@ -2,11 +2,8 @@
 
 import ast
 import json
-import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.util import cache_from_source, find_spec
@@ -14,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import PACKAGES, REPOSITORY
+from tests.checkout import PACKAGES, REPOSITORY, module_of, python
 from tests.examples import EXAMPLES
 from tidegate import state_store
 
@@ -45,26 +42,15 @@ THIRD_PARTY = {"airflow": {"dags"}, "pyspark": {"jobs"}, "alembic": {"migrations
 
 
 @cache
-def imports(path: str, *, at_import: bool = False) -> list[tuple[int, str]]:
-    """Return line and full module name of every import in a file; or only of those that run when it is imported."""
-
-    def walk(node: ast.AST) -> Iterator[ast.AST]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):
-                continue
-            if at_import and (isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(child)):
-                continue
-            yield child
-            yield from walk(child)
-
+def imports(path: str) -> list[tuple[int, str]]:
+    """Return line and full module name of every import in a file, also inside functions and for types."""
     found = []
-    for node in walk(ast.parse((REPOSITORY / path).read_text(), path)):
+    for node in ast.walk(ast.parse((REPOSITORY / path).read_text(), path)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            assert node.module is not None
-            found += [(node.lineno, node.module), *((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)]
+            found += [(node.lineno, str(node.module)), *((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)]
     return found
 
 
@@ -72,29 +58,6 @@ def package_of(name: str) -> str:
     """Return the folder of a module of ours, as in `tidegate.jobs.pipeline`, or the outermost package of another one."""
     first, *rest = name.split(".")
     return rest[0] if first == "tidegate" and rest and rest[0] in PACKAGES else first
-
-
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
-def run(program: str, cwd: Path) -> str:
-    """Run a program in a new interpreter, outside any project folder; return the last line of its output."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "TIDEGATE_"))}
-    environ |= {"PYTHONPATH": str(REPOSITORY), "AIRFLOW_HOME": str(cwd), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environ, cwd=cwd, capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
-
-
-def test_the_parser_finds_files_and_imports() -> None:
-    assert {path.split("/")[0] for path in FILES} == set(PACKAGES)
-    assert all((REPOSITORY / path).is_file() for path in AIRFLOWS_OWN)
-    assert "pyspark.sql.SparkSession" in {name for _, name in imports("jobs/compute/batch_attempt.py")}
-    assert "tidegate.jobs.engine.worker" in {name for _, name in imports("dags/batch_tasks.py")}
-    assert "tidegate.jobs.engine.worker" not in {name for _, name in imports("dags/batch_tasks.py", at_import=True)}
 
 
 def may_import(path: str, name: str) -> bool:
@@ -115,13 +78,10 @@ def test_imports_go_one_way() -> None:
 
 @cache
 def imported_modules() -> dict[str, set[str]]:
-    """Return, by module, the modules that it imports, also inside functions and for types; not the packages that it is in."""
-    modules = {}
-    for path in FILES:
-        name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        modules[name if name.partition(".")[0] == "tidegate" else f"tidegate.{name}"] = path
+    """Return, by module, the modules that it imports; not the packages that it is in."""
+    modules = {module_of(path): path for path in FILES}
 
-    def module_of(name: str) -> str:
+    def module_in(name: str) -> str:
         while name and name not in modules:
             name = name.rpartition(".")[0]
         return name
@@ -129,10 +89,8 @@ def imported_modules() -> dict[str, set[str]]:
     found = {}
     for module, path in modules.items():
         names = {name for _, name in imports(path)}
-        parents = {name.rpartition(".")[0] for name in names}
-        found[module] = {
-            other for other in map(module_of, names - parents) if other and not f"{module}.".startswith(f"{other}.")
-        }
+        inner = map(module_in, names - {name.rpartition(".")[0] for name in names})
+        found[module] = {other for other in inner if other and not f"{module}.".startswith(f"{other}.")}
     return found
 
 
@@ -178,26 +136,40 @@ def test_tests_reach_into_the_store_through_one_module() -> None:
     assert wrong == []
 
 
-LIGHT = """
+HEAVY = ("pyspark", "pandas", "pyarrow")
+SLOW = ("sqlalchemy", "airflow", "rich", "httpx", *HEAVY)
+# By what is frequent: a program, and what it must not load.
+FREQUENT = {
+    "imports": (
+        """
 from tidegate.state_store import StateStore
 from tidegate import Count, Files, Kafka, Pipeline, PostgresTable, State
 import tidegate.cli
 from tidegate.jobs.registry import all_pipelines
 assert all_pipelines().pipelines
 import tidegate.dags.batch_dag
-"""
-DAGS = """
+""",
+        HEAVY,
+    ),
+    "Dags are parsed again and again, and by every task": (
+        """
 from airflow.dag_processing.dagbag import DagBag
 from tidegate.jobs.registry import pipeline_names
 assert len(DagBag("dags").dags) == len(pipeline_names())
-"""
-LOOKUP = """
+""",
+        ("pyspark", "tidegate.jobs.pipelines.flights"),
+    ),
+    "a lookup": (
+        """
 from tidegate.commands.show import inspect_verbs
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store.states import key_lookup
 find_pipeline("flights")
-"""
-COMPLETION = """
+""",
+        SLOW,
+    ),
+    "a completion": (
+        """
 from tidegate.cli import main
 sys.argv = ["tidegate"]
 os.environ |= {"_TIDEGATE_COMPLETE": "bash_complete", "COMP_WORDS": "tidegate inspect fl", "COMP_CWORD": "2"}
@@ -205,12 +177,11 @@ try:
     main()
 except SystemExit:
     pass
-"""
-HEAVY = ("pyspark", "pandas", "pyarrow")
-SLOW = ("sqlalchemy", "airflow", "rich", "httpx", *HEAVY)
-
-
-STARTED = """
+""",
+        SLOW[:2] + HEAVY,
+    ),
+    "a command": (
+        """
 import gc
 from tidegate.cli import main
 def collections():
@@ -221,7 +192,11 @@ try:
 except SystemExit:
     pass
 assert collections() - before <= 1, "of the few objects before main"
-"""
+""",
+        HEAVY,
+    ),
+    "the stack": ("from tidegate import stack, jobs\n", SLOW),
+}
 
 
 @pytest.mark.promise("performance:bytecode-is-compiled-at-set-up")
@@ -232,26 +207,14 @@ def test_no_process_compiles_a_library() -> None:
     assert len(files) > 1_000
 
 
-@pytest.mark.promise(
-    "performance:get-uses-psycopg2-alone",
-    "performance:each-verb-loads-its-own-module-parsed",
-    "performance:no-garbage-is-looked-for-while-command",
-    "performance:up-asks-all-components-at-once-without",
-)
-@pytest.mark.parametrize(
-    ("program", "absent"),
-    [
-        (LIGHT, HEAVY),
-        (DAGS, ("pyspark", "tidegate.jobs.pipelines.flights")),
-        (LOOKUP, SLOW),
-        (COMPLETION, SLOW[:2] + HEAVY),
-        (STARTED, HEAVY),
-        ("from tidegate import stack, jobs\n", SLOW),
-    ],
-    ids=["imports", "Dags are parsed again and again, and by every task", "a lookup", "a completion", "a command", "the stack"],
-)
-def test_what_is_frequent_loads_nothing_slow(tmp_path: Path, program: str, absent: tuple[str, ...]) -> None:
+@pytest.mark.promise("performance:get-uses-psycopg2-alone", "performance:each-verb-loads-its-own-module-parsed")
+@pytest.mark.promise("performance:no-garbage-is-looked-for-while-command", "performance:up-asks-all-components-at-once-without")
+@pytest.mark.parametrize("frequent", FREQUENT)
+def test_what_is_frequent_loads_nothing_slow(tmp_path: Path, frequent: str) -> None:
+    program, absent = FREQUENT[frequent]
     begin = f"import json, os, sys\nos.chdir({str(EXAMPLES)!r})\nos.environ['TIDEGATE_HOME'] = {str(EXAMPLES)!r}\n"
-    seen = set(json.loads(run(f"{begin}{program}print(json.dumps(sorted(sys.modules)))", tmp_path)))
+    done = python(f"{begin}{program}print(json.dumps(sorted(sys.modules)))", tmp_path)
+    assert done.returncode == 0, done.stderr
+    seen = set(json.loads(done.stdout.splitlines()[-1]))
     assert "tidegate.jobs" in seen
     assert seen.isdisjoint(absent)

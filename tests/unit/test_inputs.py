@@ -1,8 +1,8 @@
-"""Several inputs and references: what may be declared, and what a plan freezes, without Spark and Postgres."""
+"""Several inputs, references and partitions: what a plan freezes, without Spark and Postgres."""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,51 +11,35 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from tests.store import SourceMetadata
 from tidegate.jobs import Delta, Files, FixedBatches, Inputs, Kafka, Reference
 from tidegate.jobs.sources.binding import coordinator_of
+from tidegate.jobs.sources.partitioned import PartitionedCoordinator
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import PartitionUnavailable, SourceUnavailable, SourceUnreadable
 
 COLUMNS = {"tail": "string", "amount": "int"}
 PLANES = Reference(Files("planes", format="csv", schema={"tail": "string", "seats": "int"}))
-
-
-def files(folder: str, **source: Any) -> Files:
-    return Files(folder, format="csv", **{"schema": COLUMNS, **source})
 
 
 def lists(*batches: list[tuple], **source: Any) -> FixedBatches:
     return FixedBatches(batches, COLUMNS, **source)
 
 
-# what may be declared
-
-
 def test_the_kind_is_that_of_the_weakest_input() -> None:
-    assert Inputs({"a": files("a"), "b": files("b")}).kind == "transactional"
-    assert Inputs({"a": files("a"), "b": files("b", kind="opaque"), "planes": PLANES}).kind == "opaque"
+    a, opaque = (
+        Files(folder, format="csv", schema=COLUMNS, kind=kind) for folder, kind in (("a", "transactional"), ("b", "opaque"))
+    )
+    assert Inputs({"a": a, "b": replace(opaque, kind="transactional")}).kind == "transactional"
+    assert Inputs({"a": a, "b": opaque, "planes": PLANES}).kind == "opaque"
     assert Inputs({"a": Kafka("a", kind="opaque"), "b": lists(kind="non-transactional")}).kind == "non-transactional"
-    assert Inputs({"a": files("a"), "planes": PLANES}, kind="opaque").kind == "opaque"
-
-
-# what a plan freezes
+    assert Inputs({"a": a, "planes": PLANES}, kind="opaque").kind == "opaque"
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Settings of a project folder, in which files count as complete at once."""
     return Settings(home=tmp_path, min_file_age_seconds=0)
-
-
-@pytest.fixture
-def write(settings: Settings) -> Callable[..., Path]:
-    def write(name: str, text: str = "tail,amount\nN1,1\n") -> Path:
-        path = settings.home / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return path
-
-    return write
 
 
 def plan(source: Inputs, settings: Settings, previous: Any = None, txid: int = 1) -> list[Any]:
@@ -72,13 +56,11 @@ def test_each_input_moves_on_by_itself(settings: Settings) -> None:
     assert {name: part["position"] for name, part in first["inputs"].items()} == {"a": 0, "b": 0}
     assert first["idle"] == {}
     assert second == {"inputs": {"a": second["inputs"]["a"]}, "idle": {"b": first["inputs"]["b"]}, "references": {}}
-
     b.append([("N4", 4)])
     without_a = Inputs({"b": lists(*b, kind="opaque"), "c": lists([("N5", 5)], kind="opaque")})
     (third,) = plan(without_a, settings, second, 3)
     assert third["inputs"]["b"]["position"] == 1
     assert third["idle"] == {"a": second["inputs"]["a"]}
-
     a.append([("N6", 6)])
     (fourth,) = plan(Inputs({"a": lists(*a), "b": lists(*b, kind="opaque")}), settings, third, 4)
     assert fourth["inputs"] == {"a": {**fourth["inputs"]["a"], "position": 2}}
@@ -93,21 +75,15 @@ def test_a_slice_that_only_moves_a_position_is_nobodys_partner(settings: Setting
     source = Inputs({"a": a, "b": Delta("table", schema=COLUMNS)}, wait_for_all=True)
     (first,) = plan(source, settings)
     assert set(first["inputs"]) == {"a", "b"}
-
     write_deltalake(str(table), rows.slice(0, 0), mode="append")  # as OPTIMIZE and the like, it adds no rows
     (second,) = plan(source, settings, first, 2)
     assert (set(second["inputs"]), set(second["idle"])) == ({"b"}, {"a"})
     assert second["inputs"]["b"]["data_files"] == []
-
     write_deltalake(str(table), rows, mode="append")
     (third,) = plan(source, settings, second, 3)
     assert third["inputs"]["a"]["position"] == 1
     assert len(third["inputs"]["b"]["data_files"]) == 1
-
-    start = {
-        "partitions": {},
-        "idle": {"0": {"start": 9, "end": 9}},
-    }  # from where on "latest" reads, which the first plan fixes
+    start = {"partitions": {}, "idle": {"0": {"start": 9, "end": 9}}}  # where "latest" begins, which the first plan fixes
     assert not Kafka("topic", start="latest").has_rows(start)
     assert Kafka("topic").has_rows({**start, "partitions": {"1": {"start": 1, "end": 2}}})
 
@@ -135,26 +111,50 @@ def test_an_input_that_is_away_is_left_out_if_it_is_opaque(settings: Settings) -
     assert plan(Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS, kind="opaque")}, wait_for_all=True), settings) == []
     with pytest.raises(SourceUnavailable, match="is away"):
         plan(Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS)}), settings)
+    again = coordinator_of(Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS, kind="opaque")}), settings)
     with pytest.raises(SourceUnavailable, match="is away"):
-        coordinator_of(Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS, kind="opaque")}), settings).initialize_transaction(
-            4, second, third
-        )
+        again.initialize_transaction(4, second, third)
 
 
-# references
-
-
-def test_nothing_is_planned_without_the_reference(settings: Settings, write: Callable[..., Path]) -> None:
+def test_nothing_is_planned_without_the_reference(settings: Settings) -> None:
     source = Inputs({"a": lists([("N1", 1)]), "planes": PLANES})
     with pytest.raises(SourceUnreadable, match="planes does not exist"):
         plan(source, settings)
     (settings.home / "planes").mkdir()
     with pytest.raises(SourceUnreadable, match="The reference has no files"):
         plan(source, settings)
-    path = write("planes/1.csv", "tail,seats\nN1,100\n")
+    (path := settings.home / "planes/1.csv").write_text("tail,seats\nN1,100\n")
     old = replace(settings, min_file_age_seconds=60)
     assert plan(source, old) == []
     assert "1 file(s) changed less than 60 s ago" in (source.held_back(old) or "")
     os.utime(path, (time.time() - 90, time.time() - 90))
     assert len(plan(source, old)) == 1
     assert source.held_back(old) is None
+
+
+@dataclass
+class Counters:
+    """Partitions whose slices are numbers one after another; those that are out of reach have no next one."""
+
+    exist: list[str]
+    out_of_reach: str = ""
+
+    def names(self) -> Collection[str]:
+        return self.exist
+
+    def next_slice(self, partition: str, previous: SourceMetadata | None) -> SourceMetadata | None:
+        if partition == self.out_of_reach:
+            raise PartitionUnavailable(f"{partition} has no leader")
+        return {"at": previous["at"] + 1 if previous else 1}
+
+
+@pytest.mark.parametrize("away", [Counters(["a"]), Counters(["a", "b"], "b")], ids=["vanished", "out of reach"])
+def test_a_partition_that_is_away_stops_a_transactional_source_only(away: Counters) -> None:
+    first = PartitionedCoordinator("opaque", Counters(["a", "b"])).initialize_transaction(1, None, None)
+    assert first == {"partitions": {"a": {"at": 1}, "b": {"at": 1}}, "idle": {}}
+    with pytest.raises(PartitionUnavailable, match="b"):
+        PartitionedCoordinator("transactional", away).initialize_transaction(2, first, None)
+    second = PartitionedCoordinator("opaque", away).initialize_transaction(2, first, None)
+    assert second == {"partitions": {"a": {"at": 2}}, "idle": {"b": {"at": 1}}}
+    third = PartitionedCoordinator("opaque", Counters(["a", "b"])).initialize_transaction(3, second, None)
+    assert third == {"partitions": {"a": {"at": 3}, "b": {"at": 2}}, "idle": {}}

@@ -1,43 +1,35 @@
-"""What components need: one list, shown in the docs and checked by `tidegate doctor`; and the files in deploy/."""
+"""The files in deploy/ agree with what components need."""
 
 import re
 
 import yaml
 
-from tidegate.stack.components.airflow import PROJECT
+from tests.checkout import REPOSITORY
 
-PAGE = PROJECT / "docs" / "airflow-workers.md"
-DEPLOY = PROJECT / "deploy"
-COMPOSE = yaml.safe_load((PROJECT / "docker-compose.yml").read_text())["services"]
-POD = yaml.safe_load((DEPLOY / "worker-pod.yaml").read_text())
-
-
-def variables(name: str) -> dict[str, str]:
-    lines = (DEPLOY / name).read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+COMPOSE = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
 
 
 def test_the_pod_is_closed_and_holds_no_secret() -> None:
-    (container,) = POD["spec"]["containers"]
-    dockerfile = (PROJECT / "compose" / "Dockerfile").read_text()
-    entry = (PROJECT / "compose" / "entrypoint.sh").read_text()
-
+    spec = yaml.safe_load((REPOSITORY / "deploy/worker-pod.yaml").read_text())["spec"]
+    lines = (REPOSITORY / "deploy/kubernetes.env").read_text().splitlines()
+    variables = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    (container,) = spec["containers"]
     assert container["name"] == "base"
-    assert POD["spec"]["securityContext"]["runAsNonRoot"]
-    assert f"--uid {POD['spec']['securityContext']['runAsUser']} " in dockerfile
-    assert POD["spec"]["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert f"--uid {spec['securityContext']['runAsUser']} " in (REPOSITORY / "compose/Dockerfile").read_text()
+    assert spec["automountServiceAccountToken"] is False
     limits = container["securityContext"]
     assert (limits["allowPrivilegeEscalation"], limits["readOnlyRootFilesystem"]) == (False, True)
     assert limits["capabilities"] == {"drop": ["ALL"]}
     assert [each["name"] for each in container["env"]] == ["AIRFLOW__CORE__EXECUTOR"]
-    for name, value in variables("kubernetes.env").items():
+    for name, value in variables.items():
         if re.search(r"PASSWORD|SECRET|TOKEN|KEY|PASSFILE", name):
             assert re.fullmatch(r"/run/(secrets|tidegate)/\w+", value), name
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert set(mounts) == {volume["name"] for volume in POD["spec"]["volumes"]}
-    assert mounts["secrets"] in entry
-    assert mounts["private"] in entry
-    (items,) = [volume["secret"]["items"] for volume in POD["spec"]["volumes"] if "secret" in volume]
+    assert set(mounts) == {volume["name"] for volume in spec["volumes"]}
+    entry = (REPOSITORY / "compose/entrypoint.sh").read_text()
+    assert (mounts["secrets"] in entry, mounts["private"] in entry) == (True, True)
+    (items,) = [volume["secret"]["items"] for volume in spec["volumes"] if "secret" in volume]
     assert {item["path"] for item in items} <= set(COMPOSE["airflow-scheduler"]["secrets"])
-    written = {variables("kubernetes.env")[name] for name in ("AIRFLOW_HOME", "TIDEGATE_WITNESS_FOLDER")}
-    assert {*written, f"{variables('kubernetes.env')['TIDEGATE_HOME']}/.tidegate"} <= set(mounts.values())
+    written = {variables["AIRFLOW_HOME"], variables["TIDEGATE_WITNESS_FOLDER"], f"{variables['TIDEGATE_HOME']}/.tidegate"}
+    assert written <= set(mounts.values())

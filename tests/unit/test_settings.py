@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,32 +13,30 @@ import pytest
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SettingsInvalid
 
-NAMES = [f.name for f in dataclasses.fields(Settings) if f.name != "home"]
+FIELDS = [field for field in dataclasses.fields(Settings) if field.name != "home"]
 VARIABLES = Settings.environment_names()
 
 
-def value_for(name: str, number: int) -> tuple[str, Any]:
+def value_for(field: dataclasses.Field[Any], number: int) -> tuple[str, Any]:
     """Return a setting's text, and the value that it is read as, different for each number."""
-    setting = next(f for f in dataclasses.fields(Settings) if f.name == name)
-    kind = setting.type
-    if choices := setting.metadata["choices"]:
+    if choices := field.metadata["choices"]:
         return choices[-number % len(choices)], choices[-number % len(choices)]
-    if kind is int:
+    if field.type is int:
         return str(1000 + number), 1000 + number
     text = f"/somewhere/{number}"
-    return text, text if kind in {str, str | None} else Path(text)
+    return text, text if field.type in {str, str | None} else Path(text)
 
 
 def write_toml(home: Path, content: str) -> Path:
-    file = home / "tidegate.toml"
-    file.write_text(content)
+    home.mkdir(exist_ok=True)
+    (file := home / "tidegate.toml").write_text(content)
     return file
 
 
-def write_stack(home: Path, settings: dict[str, Any]) -> Path:
+def write_stack(home: Path, **content: Any) -> Path:
     file = home / ".tidegate" / "stack.json"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps({"settings": settings, "ports": {}}))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"ports": {}, **content}))
     return file
 
 
@@ -45,51 +44,34 @@ def sources(home: Path, **environ: str) -> tuple[Settings, dict[str, str]]:
     return Settings.sources({"TIDEGATE_HOME": str(home), **environ})
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_setting_comes_from_the_first_place_that_has_it(tmp_path: Path, name: str) -> None:
-    default = next(f.default for f in dataclasses.fields(Settings) if f.name == name)
-    found, origins = sources(tmp_path)
-    assert (getattr(found, name), origins[name]) == (default, "default")
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+def test_each_setting_comes_from_the_first_place_that_has_it(tmp_path: Path, field: dataclasses.Field[Any]) -> None:
+    def check(value: Any, origin: object, **environ: str) -> None:
+        found, origins = sources(tmp_path, **environ)
+        assert (getattr(found, field.name), origins[field.name]) == (value, str(origin))
 
-    text, value = value_for(name, 1)
-    stack = write_stack(tmp_path, {name: value if isinstance(value, int) else text})
-    found, origins = sources(tmp_path)
-    assert (getattr(found, name), origins[name]) == (value, str(stack))
-
-    text, value = value_for(name, 2)
-    toml = write_toml(tmp_path, f"{name} = {value if isinstance(value, int) else json.dumps(text)}")
-    found, origins = sources(tmp_path)
-    assert (getattr(found, name), origins[name]) == (value, str(toml))
-
-    text, value = value_for(name, 3)
-    found, origins = sources(tmp_path, **{VARIABLES[name]: text})
-    assert (getattr(found, name), origins[name]) == (value, f"environment {VARIABLES[name]}")
+    check(field.default, "default")
+    text, value = value_for(field, 1)
+    check(value, write_stack(tmp_path, settings={field.name: value if isinstance(value, int) else text}))
+    text, value = value_for(field, 2)
+    check(value, write_toml(tmp_path, f"{field.name} = {value if isinstance(value, int) else json.dumps(text)}"))
+    text, value = value_for(field, 3)
+    variable = VARIABLES[field.name]
+    check(value, f"environment {variable}", **{variable: text})
 
 
 def test_a_copied_project_does_not_lead_to_the_stack_of_the_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "project").mkdir()
-    file = write_stack(tmp_path / "project", {"pg_port": 15432})
-    file.write_text(json.dumps({"folder": str(file.parent), **json.loads(file.read_text())}))
+    folder = str(tmp_path / "project/.tidegate")
+    write_stack(tmp_path / "project", settings={"pg_port": 15432}, folder=folder)
     shutil.copytree(tmp_path / "project", tmp_path / "copy")
     assert sources(tmp_path / "project")[0].pg_port == 15432
     assert sources(tmp_path / "copy")[1]["pg_port"] == "default"
-    assert f"leads to the stack in {file.parent}: it was copied or moved" in caplog.text
+    assert f"leads to the stack in {folder}: it was copied or moved" in caplog.text
 
 
 def test_the_connection_uses_the_names_that_libpq_knows() -> None:
-    expected = {
-        "pg_host": "PGHOST",
-        "pg_port": "PGPORT",
-        "pg_database": "PGDATABASE",
-        "pg_user": "PGUSER",
-        "pg_passfile": "PGPASSFILE",
-        "pg_require_auth": "PGREQUIREAUTH",
-        "pg_sslmode": "PGSSLMODE",
-        "pg_sslrootcert": "PGSSLROOTCERT",
-        "pg_sslcert": "PGSSLCERT",
-        "pg_sslkey": "PGSSLKEY",
-    }
-
+    short = ("host", "port", "database", "user", "passfile", "sslmode", "sslrootcert", "sslcert", "sslkey")
+    expected = {f"pg_{name}": f"PG{name.upper()}" for name in short} | {"pg_require_auth": "PGREQUIREAUTH"}
     assert {name: variable for name, variable in VARIABLES.items() if not variable.startswith("TIDEGATE_")} == expected
     assert len(set(VARIABLES.values())) == len(VARIABLES)
 
@@ -98,32 +80,25 @@ def test_the_connection_uses_the_names_that_libpq_knows() -> None:
 @pytest.mark.parametrize("raw", ["abc", -1, 1.5, True])
 def test_a_value_that_is_not_a_number_is_refused_with_its_place(tmp_path: Path, raw: Any) -> None:
     file = write_toml(tmp_path, f"lock_timeout_seconds = {json.dumps(raw)}")
-    with pytest.raises(SettingsInvalid) as refusal:
+    said = f"lock_timeout_seconds must be a whole number of at least 1, but {file} says {raw!r}."
+    with pytest.raises(SettingsInvalid, match=f"^{re.escape(said)}$"):
         sources(tmp_path)
-    assert str(refusal.value) == f"lock_timeout_seconds must be a whole number of at least 1, but {file} says {raw!r}."
 
 
-def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
-    file = write_toml(tmp_path, "pg_hots = 'db'\npassword = 'secret'")
+def test_a_setting_that_does_not_exist_is_refused_with_those_that_do_and_none_is_a_password(tmp_path: Path) -> None:
+    secret = "open sesame"
+    found, origins = sources(tmp_path, PGPASSWORD=secret, TIDEGATE_PASSWORD=secret, TIDEGATE_AIRFLOW_PASSWORD=secret)
+    assert secret not in f"{found!r} {origins!r} {found.conninfo()!r}"
+    assert "password" not in found.conninfo()
+    for field in FIELDS:
+        if any(word in field.name for word in ("pass", "secret", "token", "key")):
+            assert field.type == Path | None, f"{field.name} would hold a secret"
+    file = write_toml(tmp_path, f"pg_hots = 'db'\npassword = '{secret}'")
     with pytest.raises(SettingsInvalid) as refusal:
         sources(tmp_path)
     assert str(refusal.value).startswith(f"{file} has no setting password, pg_hots. Known settings: ")
     assert "pg_host" in str(refusal.value)
-    assert "secret" not in str(refusal.value)
-
-
-def test_no_setting_is_a_password(tmp_path: Path) -> None:
-    secret = "open sesame"
-    found, origins = sources(tmp_path, PGPASSWORD=secret, TIDEGATE_PASSWORD=secret, TIDEGATE_AIRFLOW_PASSWORD=secret)
-    assert secret not in repr(found) + repr(origins)
-    assert secret not in repr(found.conninfo())
-    assert "password" not in found.conninfo()
-    for f in dataclasses.fields(Settings):
-        if any(word in f.name for word in ("pass", "secret", "token", "key")):
-            assert f.type == Path | None, f"{f.name} would hold a secret"
-
-
-# -- trusted files -----------------------------------------------------------------------------------------------------
+    assert secret not in str(refusal.value)
 
 
 def found_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, dict[str, str]]:
@@ -136,33 +111,27 @@ def found_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings,
 def test_a_settings_file_that_all_may_write_is_ignored_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_toml(tmp_path, "pg_port = 1111")
-    (tmp_path / "shared").mkdir()
-    file = write_toml(tmp_path / "shared", "pg_port = 2222")
+    own, file = write_toml(tmp_path, "pg_port = 1111"), write_toml(tmp_path / "shared", "pg_port = 2222")
     file.chmod(0o646)
     found, origins = found_from(tmp_path / "shared" / "deep", monkeypatch)
-    assert (found.pg_port, origins["pg_port"]) == (1111, str(tmp_path / "tidegate.toml"))
+    assert (found.pg_port, origins["pg_port"]) == (1111, str(own))
     assert f"{str(file)!r} can be written by every account, so it is ignored" in caplog.text
     assert f"export TIDEGATE_HOME={str(file.parent)!r}" in caplog.text
     assert Settings.load({"TIDEGATE_HOME": str(file.parent)}).pg_port == 2222
 
 
 @pytest.mark.promise("security:another-account-that-leaves-tidegate-toml-or")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another account: run the tests as root")
 def test_a_foreign_settings_file_is_ignored_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a file to another account: run the tests as root")
-    foreign, stack, linked = tmp_path / "foreign", tmp_path / "stack", tmp_path / "linked"
-    for folder in (foreign, stack, linked):
-        folder.mkdir()
+    foreign, stack, linked = tmp_path / "foreign", tmp_path / "stack", tmp_path / "linked/tidegate.toml"
     os.chown(write_toml(foreign, "pg_port = 2222"), 61_000, 61_000)
-    write_stack(stack, {"pg_port": 3333})
-    os.chown(stack / ".tidegate", 61_000, 61_000)
-    (linked / "tidegate.toml").symlink_to(write_toml(tmp_path, "pg_port = 1111"))
-    os.chown(linked / "tidegate.toml", 61_000, 61_000, follow_symlinks=False)
-
-    for folder in (foreign, foreign / "below", stack, linked):
+    os.chown(write_stack(stack, settings={"pg_port": 3333}).parent, 61_000, 61_000)
+    linked.parent.mkdir()
+    linked.symlink_to(write_toml(tmp_path, "pg_port = 1111"))
+    os.chown(linked, 61_000, 61_000, follow_symlinks=False)
+    for folder in (foreign, foreign / "below", stack, linked.parent):
         found, _ = found_from(folder, monkeypatch)
         assert (found.pg_port, found.home) == (1111, tmp_path), folder
     assert caplog.text.count("belongs to user 61000, so it is ignored") == 3

@@ -30,7 +30,6 @@ def test_records_that_are_too_long_are_told_however_blocks_fall(name: str, monke
         text = b"".join(record + dice.choice(ends) for record in written[:-1]) + written[-1]
         size = dice.randint(1, 30)
         found = list(chunks([text[at : at + size] for at in range(0, len(text), size)], grammar))
-
         records = [(chunk.record(at), at in chunk.bad, int(chunk.lines[at])) for chunk in found for at in range(len(chunk))]
         is_long = [len(record) > 20 for record in written]
         assert [(bad, line) for _, bad, line in records] == [(bad, line) for line, bad in enumerate(is_long, start=1)], text
@@ -47,7 +46,6 @@ def test_a_record_without_an_end_takes_bounded_memory(grammar: Grammar, monkeypa
     found = list(chunks((b"x" * MEBIBYTE for _ in range(64)), grammar))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-
     (chunk,) = found
     assert list(chunk.bad) == [0]
     assert "longer than" in chunk.bad[0]

@@ -14,36 +14,9 @@ from uuid import UUID
 
 import pytest
 
-from tests.store import (
-    AirflowTry,
-    BatchInput,
-    Mode,
-    NewInput,
-    NotStarted,
-    PipelineSpec,
-    ReplanNeeded,
-    StateRead,
-    attempts,
-    begin_attempt,
-    commit_facts,
-    cursors,
-    encode_metadata,
-    turns,
-    verdicts,
-)
+from tests import store
+from tests.store import NotStarted, PipelineSpec, attempts, begin_attempt, commit_facts, cursors, errors, turns, verdicts
 from tidegate.jobs import Count, Files, Pipeline, State
-from tidegate.state_store.base.errors import (
-    AttemptNotSealed,
-    CommitOutOfOrder,
-    DeclarationChanged,
-    GuardMismatch,
-    HoleDetected,
-    MetadataCorrupt,
-    PipelineRetired,
-    TidegateError,
-    UnknownBatch,
-    Unprocessed,
-)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HISTORY = UUID(int=1)
@@ -93,7 +66,7 @@ def attempts_of(spec: PipelineSpec) -> dict[str, attempts.AttemptRow | None]:
 
 @cache
 def digest(txid: int) -> bytes:
-    return hashlib.sha256(encode_metadata({"number": txid})).digest()
+    return hashlib.sha256(store.encode_metadata({"number": txid})).digest()
 
 
 def batch(
@@ -102,7 +75,7 @@ def batch(
     number, skip = int(newest is not None), "why" if given_up else None
     locked = attempts.LockedBatch("p", txid, digest(txid), number, NOW if halted else None, skip, skip, HISTORY)
     previous = (digest(txid - 1) if txid > 1 else None) if continues else b"of another plan"
-    row = commit_facts.InputRow(txid, encode_metadata({"number": txid}), digest(txid), digest(txid), previous)
+    row = commit_facts.InputRow(txid, store.encode_metadata({"number": txid}), digest(txid), digest(txid), previous)
     return commit_facts.BatchFacts(locked, row, newest, is_committed=False, sealed_rows=1)
 
 
@@ -118,20 +91,20 @@ def facts(spec: PipelineSpec, committed: int, *batches: commit_facts.BatchFacts,
 def outcome(decide: Callable[[], Any]) -> Any:
     try:
         return decide()
-    except TidegateError as error:
+    except errors.TidegateError as error:
         return type(error)
 
 
 # the commit
 
 STRANGE = commit_facts.StrangeTable("p", "s", 2, False, False, True, None)
-REGISTERED: dict[str, tuple[dict[str, Any], type[TidegateError] | None]] = {
+REGISTERED: dict[str, tuple[dict[str, Any], type[errors.TidegateError] | None]] = {
     "as declared": ({}, None),
-    "otherwise": ({"fingerprint": "another"}, DeclarationChanged),
-    "without its state": ({"tables": ()}, DeclarationChanged),
-    "with an open table": ({"strange": STRANGE}, GuardMismatch),
+    "otherwise": ({"fingerprint": "another"}, errors.DeclarationChanged),
+    "without its state": ({"tables": ()}, errors.DeclarationChanged),
+    "with an open table": ({"strange": STRANGE}, errors.GuardMismatch),
 }
-NOT_SEALED = {"at work": AttemptNotSealed, "own": AttemptNotSealed, "gone": AttemptNotSealed, "sealed": None}
+NOT_SEALED = {**dict.fromkeys(("at work", "own", "gone"), errors.AttemptNotSealed), "sealed": None}
 
 
 @pytest.mark.promise("I3", "I4", "I6", "I9", "I12", "I16", "I23")
@@ -147,14 +120,14 @@ def test_a_batch_commits_only_if_no_rule_is_broken(spec: Spec) -> None:
         if corrupt:
             found = replace(found, row=found.row._replace(source_metadata=b"{}"))
         shown = facts(spec, 2, *[found] * known, retired_at=NOW if retired else None, last_commit=1 if hole else 2, **changed)
-        unlinked = MetadataCorrupt if spec.source_kind == "transactional" else Unprocessed
+        unlinked = errors.MetadataCorrupt if spec.source_kind == "transactional" else errors.Unprocessed
         broken = [
-            PipelineRetired if retired else None,
-            HoleDetected if hole else None,
-            CommitOutOfOrder if ahead else None,
-            None if known else UnknownBatch,
-            MetadataCorrupt if corrupt else None,
-            None if given_up else NOT_SEALED.get(name, Unprocessed),
+            errors.PipelineRetired if retired else None,
+            errors.HoleDetected if hole else None,
+            errors.CommitOutOfOrder if ahead else None,
+            None if known else errors.UnknownBatch,
+            errors.MetadataCorrupt if corrupt else None,
+            None if given_up else NOT_SEALED.get(name, errors.Unprocessed),
             None if continues else unlinked,
             None if given_up else undeclared,
         ]
@@ -173,34 +146,31 @@ def test_batches_are_merged_together_up_to_the_first_that_is_not_ready() -> None
     of_kinds = {name: {"newest": newest} for name, newest in attempts_of(OPAQUE).items() if name != "sealed"}
     of_kinds |= {what: ready | {what: what != "continues"} for what in ("halted", "given_up", "continues")}
     kinds = ["ready", "large", *of_kinds]
+    most = verdicts.MAX_ROWS_TOGETHER
     for chosen in product(kinds, repeat=3):
-        batches = [batch(3 + place, **(of_kinds.get(kind, ready))) for place, kind in enumerate(chosen)]
-        most = verdicts.MAX_ROWS_TOGETHER
-        batches = [
-            replace(each, sealed_rows=most if kind == "large" else 1) for each, kind in zip(batches, chosen, strict=True)
-        ]
+        facts_of = [batch(3 + place, **of_kinds.get(kind, ready)) for place, kind in enumerate(chosen)]
+        sizes = [most if kind == "large" else 1 for kind in chosen]
+        batches = [replace(each, sealed_rows=size) for each, size in zip(facts_of, sizes, strict=True)]
         together = verdicts.ready(facts(OPAQUE, 2, *batches), OPAQUE)
-
-        assert together == batches[: len(together)]
-        rows = [each.sealed_rows for each in together]
-        assert set(chosen[: len(together)]) <= {"ready", "large"}
-        assert len(rows) == 1 or sum(rows) <= most
-        if len(together) < 3:
-            assert chosen[len(together)] in of_kinds or (together and sum(rows) + batches[len(rows)].sealed_rows > most)
+        count = len(together)
+        assert together == batches[:count]
+        assert set(chosen[:count]) <= {"ready", "large"}
+        assert count == 1 or sum(sizes[:count]) <= most
+        assert count == 3 or chosen[count] in of_kinds or (together and sum(sizes[: count + 1]) > most)
 
 
 # the start of an attempt
 
 NEW = {
     "fresh": None,
-    "planned again": NewInput(encode_metadata({"new": 1}), digest(2)),
-    "planned too early": NewInput(encode_metadata({"new": 1}), b"of an earlier plan"),
+    "planned again": store.NewInput(store.encode_metadata({"new": 1}), digest(2)),
+    "planned too early": store.NewInput(store.encode_metadata({"new": 1}), b"of an earlier plan"),
 }
-MODES: tuple[Mode, ...] = ("resume", "take over", "first", "restage", "redo")
+MODES: tuple[store.Mode, ...] = ("resume", "take over", "first", "restage", "redo")
 
 
 def starts() -> Iterator[tuple[dict[str, Any], Any]]:
-    of_specs = product(("transactional", "opaque"), (None, "q"), ((), (StateRead("p.s", "previous txid"),)))
+    of_specs = product(("transactional", "opaque"), (None, "q"), ((), (store.StateRead("p.s", "previous txid"),)))
     specs = [_spec(source_kind=kind, rebuilds=rebuilds, queries=queries) for kind, rebuilds, queries in of_specs]
     before = batch(2, None)
     for spec, given_up, continues in product(specs, YES_AND_NO, YES_AND_NO):
@@ -218,23 +188,14 @@ def starts() -> Iterator[tuple[dict[str, Any], Any]]:
                     yield of_batch | now, begin_attempt.decide(spec, request, shown)
 
 
-@pytest.fixture(scope="module")
-def started() -> list[tuple[dict[str, Any], Any]]:
-    return list(starts())
-
-
-@pytest.mark.promise("I3", "I6", "I8", "I12", "I20", "I21", "I24")
-def test_an_attempt_starts_only_where_the_protocol_lets_it(started: list[tuple[dict[str, Any], Any]]) -> None:
-    inputs = [(now, chosen) for now, chosen in started if isinstance(chosen, BatchInput)]
-    assert len(inputs) > 1000
-    for now, chosen in inputs:
-        spec = now["spec"]
-        assert chosen.continues == digest(2) or (now["is_kept"] and chosen is now["planned"]), "I12"
-        if now["look"] == "fresh":
-            assert chosen is now["planned"], "I6"
-            assert spec.source_kind == "transactional" or spec.rebuilds or now["newest"] is None, "I12, I24"
-        if now["mode"] == "redo":
-            continue
+def check_start(now: dict[str, Any], chosen: Any) -> None:
+    """Compare the start of an attempt with the rules."""
+    spec = now["spec"]
+    assert chosen.continues == digest(2) or (now["is_kept"] and chosen is now["planned"]), "I12"
+    if now["look"] == "fresh":
+        assert chosen is now["planned"], "I6"
+        assert spec.source_kind == "transactional" or spec.rebuilds or now["newest"] is None, "I12, I24"
+    if now["mode"] != "redo":
         assert now["distance"] <= (1 if spec.awaits_previous else 2), "I3, I21"
         assert not (now["paused"] and now["newest"] is None)
         assert not (now["given_up"] and now["is_kept"])
@@ -243,28 +204,34 @@ def test_an_attempt_starts_only_where_the_protocol_lets_it(started: list[tuple[d
         assert now["mode"] == "restage" or not now["is_done"], "I8"
 
 
-@pytest.mark.promise("I20")
-def test_an_attempt_that_does_not_start_has_its_reason(started: list[tuple[dict[str, Any], Any]]) -> None:
-    reasons: dict[Any, Callable[[dict[str, Any]], bool]] = {
-        NotStarted.GIVEN_UP: lambda now: now["given_up"] and now["is_kept"],
-        NotStarted.SEALED: lambda now: now["is_done"],
-        NotStarted.BEGUN: lambda now: now["mode"] == "first" and now["newest"] is not None,
-        NotStarted.IN_WORK: lambda now: now["is_in_work"],
-        NotStarted.PAUSED: lambda now: now["paused"] and now["newest"] is None,
-        NotStarted.AHEAD: lambda now: now["distance"] > (1 if now["spec"].awaits_previous else 2),
-    }
-    seen = set()
-    for now, chosen in started:
-        if isinstance(chosen, NotStarted):
+REASONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
+    NotStarted.GIVEN_UP: lambda now: now["given_up"] and now["is_kept"],
+    NotStarted.SEALED: lambda now: now["is_done"],
+    NotStarted.BEGUN: lambda now: now["mode"] == "first" and now["newest"] is not None,
+    NotStarted.IN_WORK: lambda now: now["is_in_work"],
+    NotStarted.PAUSED: lambda now: now["paused"] and now["newest"] is None,
+    NotStarted.AHEAD: lambda now: now["distance"] > (1 if now["spec"].awaits_previous else 2),
+}
+
+
+@pytest.mark.promise("I3", "I6", "I8", "I12", "I20", "I21", "I24")
+def test_an_attempt_starts_only_where_the_protocol_lets_it_or_has_its_reason() -> None:
+    seen, inputs = set(), 0
+    for now, chosen in starts():
+        if isinstance(chosen, store.BatchInput):
+            inputs += 1
+            check_start(now, chosen)
+        elif isinstance(chosen, NotStarted):
             seen.add(chosen)
             assert now["mode"] != "redo"
-            assert reasons[chosen](now), (chosen, now)
-        elif isinstance(chosen, ReplanNeeded):
+            assert REASONS[chosen](now), (chosen, now)
+        elif isinstance(chosen, store.ReplanNeeded):
             assert chosen.continues == digest(2)
             chooses = now["spec"].source_kind == "opaque" and now["spec"].rebuilds is None
             is_again = chooses and now["newest"] is not None
             assert now["look"] == "planned too early" or (now["look"] == "fresh" and (is_again or not now["is_kept"])), "I24"
     assert seen == set(NotStarted)
+    assert inputs > 1000
 
 
 @pytest.mark.promise("I16", "I23")
@@ -272,10 +239,10 @@ def test_an_attempt_that_does_not_start_has_its_reason(started: list[tuple[dict[
 def test_no_attempt_starts_under_another_declaration_or_once_retired(registered: str) -> None:
     changed, error = REGISTERED[registered]
     for mode, retired in product(("resume", "take over", "redo"), YES_AND_NO):
-        request = begin_attempt.Request(3, "me", mode, AirflowTry("run", "task", 1), None)
+        request = begin_attempt.Request(3, "me", mode, store.AirflowTry("run", "task", 1), None)
         shown = facts(OPAQUE, 2, batch(3, None), **changed, retired_at=NOW if retired else None)
         decided = outcome(lambda shown=shown, request=request: begin_attempt.decide(OPAQUE, request, shown))
-        assert decided is (PipelineRetired if retired else error)
+        assert decided is (errors.PipelineRetired if retired else error)
 
 
 # turns

@@ -13,8 +13,7 @@ ATTEMPTS = "tests/integration/test_attempts.py"
 AT_WORK = "tests/integration/test_attempts_at_work.py"
 MATRIX = "tests/conformance/test_matrix.py"
 VERDICTS = "tests/unit/test_verdicts.py"
-STARTS = f"{VERDICTS}::test_an_attempt_starts_only_where_the_protocol_lets_it"
-REASONS = f"{VERDICTS}::test_an_attempt_that_does_not_start_has_its_reason"
+STARTS = f"{VERDICTS}::test_an_attempt_starts_only_where_the_protocol_lets_it_or_has_its_reason"
 QUERIES = "tests/jobs/test_state_queries.py"
 
 MUTANTS = (
@@ -57,17 +56,17 @@ MUTANTS = (
     ),
     FILE("a-sealed-batch-outlives-a-new-plan-of-its-predecessor", "I12", "_reason_against")(
         "newest.is_sealed_by(spec.fingerprint)[- and batch.continues(previous)-]",
-        REASONS,
+        STARTS,
         f"{MATRIX}::test_a_sealed_batch_is_processed_again_as_soon_as_its_predecessor_is_planned_again",
     ),
     FILE("a-batch-sealed-by-another-declaration-is-kept", "I16", "_reason_against")(
         "newest.[-is_sealed_by(spec.fingerprint)-]{+sealed_at is not None+} and batch.continues(previous)",
-        REASONS,
+        STARTS,
         f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
     ),
     FILE("a-decision-to-skip-outlives-a-new-input", "I12", "_reason_against")(
         "if batch.locked.skip_reason is not None[- and _keeps_input(spec, batch, previous)-]:",
-        REASONS,
+        STARTS,
     ),
     FILE(
         "an-idle-task-fences-another-that-has-begun-its-batch",
@@ -80,7 +79,7 @@ MUTANTS = (
     ),
     ATTEMPTS_PY(
         "a-killed-process-holds-its-batch-until-it-falls-silent", "limit:LONGEST_SILENCE_SECONDS", "AttemptRow.is_at_work"
-    )("not self.is_silent[- and self.has_session-]", REASONS, f"{AT_WORK}::test_a_process_that_is_gone_holds_nobody_up"),
+    )("not self.is_silent[- and self.has_session-]", STARTS, f"{AT_WORK}::test_a_process_that_is_gone_holds_nobody_up"),
     FILE("a-task-fences-another-process-that-is-at-work", "limit:POLL_SECONDS", "_reason_against")(
         'if mode [-!-]{+=+}= "take over" and newest',
         STARTS,
@@ -92,15 +91,15 @@ MUTANTS = (
     ),
     FILE("the-first-attempt-does-not-read-the-plan", "I6", "_must_replan")(
         "[-(is_planned_again and batch.newest is not None)-]{+is_planned_again+}",
-        REASONS,
+        STARTS,
         f"{MATRIX}::test_the_first_attempt_reads_the_plan_and_the_next_plans_again",
     ),
     FILE("a-rebuild-plans-its-batches-again", "I24", "_must_replan")(
         'spec.source_kind != "transactional"[- and spec.rebuilds is None-]',
-        REASONS,
+        STARTS,
     ),
     TURNS("the-window-is-one-batch-shorter", "limit:WINDOW", "has_room")(
-        "return txid - committed <[-=-] window", REASONS, f"{AT_WORK}::test_batches_outside_the_window_are_not_begun"
+        "return txid - committed <[-=-] window", STARTS, f"{AT_WORK}::test_batches_outside_the_window_are_not_begun"
     ),
     TURNS("the-window-is-one-batch-longer", "I3", "has_room")(
         "return txid - committed <= window{+ + 1+}", STARTS, f"{AT_WORK}::test_batches_outside_the_window_are_not_begun"

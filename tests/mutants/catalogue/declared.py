@@ -26,7 +26,8 @@ FILES, INPUTS = "tests/unit/test_file_listing.py", "tests/unit/test_inputs.py"
 
 MUTANTS = (
     COLUMNS("a-name-may-be-no-identifier", "security:author-of-data", "check_name")(
-        "if not NAME.[-fullmatch-]{+search+}(name):", f"{DECLARATION}::test_a_name_that_is_no_plain_identifier_is_refused"
+        "if not NAME.[-fullmatch-]{+search+}(name):",
+        f"{DECLARATION}::test_a_declaration_that_cannot_work_is_refused_when_it_is_made",
     ),
     SPEC("the-window-belongs-to-what-is-registered", "I16", "PipelineSpec.declaration")(
         'if name not in _WITHOUT_MEANING{+ or name == "window"+}}',
@@ -37,7 +38,8 @@ MUTANTS = (
         f"{DECLARATION}::test_batches_that_depend_on_the_one_before_are_merged_one_by_one",
     ),
     CHANGES("columns-that-are-gone-are-not-named", "decision:0051", "_compare")(
-        "for one, other in ((new, gone), (gone, new[-))-]{+[:0]))+})", f"{EVOLUTION}::test_columns_come_and_go"
+        "for one, other in ((new, gone), (gone, new[-))-]{+[:0]))+})",
+        f"{EVOLUTION}::test_columns_come_and_go_if_the_version_confirms_that",
     ),
     CHANGES("an-aggregate-is-added-to-rows-that-lack-it", "I1", "_of_aggregates")(
         "if name not in [-was-]{+now+}:", f"{EVOLUTION}::test_every_other_change_is_refused_with_its_reason"
@@ -52,17 +54,17 @@ MUTANTS = (
     ),
     SETTINGS_PY("a-misspelt-setting-is-ignored", "error:SETTINGS_INVALID", "Settings.sources")(
         "sorted(set(places[0][1]) - known{+ - set(places[0][1])+})",
-        f"{SETTINGS}::test_a_setting_that_does_not_exist_is_refused_with_those_that_do",
+        f"{SETTINGS}::test_a_setting_that_does_not_exist_is_refused_with_those_that_do_and_none_is_a_password",
     ),
     SETTINGS_PY(
         "a-password-is-a-parameter-that-is-shown", "security:another-account-of-same-machine-at-ports", "Settings.conninfo"
     )(
         '"user": user or self.pg_user,{+ "password": os.environ.get("PGPASSWORD"),+}',
-        f"{SETTINGS}::test_no_setting_is_a_password",
+        f"{SETTINGS}::test_a_setting_that_does_not_exist_is_refused_with_those_that_do_and_none_is_a_password",
     ),
     EXITS("a-thread-ends-a-process-as-a-success", "fault:process-dies-at-any-statement:processing", "_leave")(
         "status = status[- or 1-]",
-        "tests/unit/test_registry.py::test_a_thread_of_an_authors_code_ends_no_process_as_a_success",
+        "tests/unit/test_project.py::test_a_thread_of_an_authors_code_ends_no_process_as_a_success",
     ),
     TASKS("a-files-name-says-its-password", "decision:0035", "_fingerprint")(
         'return [-hashlib.scrypt(secret, salt=b"tidegate", n=2**14, r=8, p=1, dklen=10).hex()-]{+secret.decode()+}',

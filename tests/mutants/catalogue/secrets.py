@@ -20,11 +20,11 @@ MUTANTS = (
         "tests/unit/test_project.py::test_code_in_a_folder_that_is_linked_is_looked_at",
     ),
     OUTPUT("a-program-that-a-module-starts-writes-into-the-output", "error:SETTINGS_INVALID", "keep_standard_output")(
-        "os.dup2([-2-]{+1+}, 1)", "tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found"
+        "os.dup2([-2-]{+1+}, 1)", "tests/unit/test_project.py::test_whatever_a_module_writes_or_raises_the_others_are_found"
     ),
     ERRORS("an-error-without-a-text-takes-all-pipelines-along", "error:SETTINGS_INVALID", "class_and_text")(
         "except [-BaseException-]{+TypeError+} as failed:",
-        "tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found",
+        "tests/unit/test_project.py::test_whatever_a_module_writes_or_raises_the_others_are_found",
     ),
     PROJECT_PY("a-module-that-others-may-write-is-run", "security:another-account-that-can-write-into-project", "folder_of")(
         'places = [folder[-, *folder.rglob("*")-]]',

@@ -261,7 +261,8 @@ MUTANTS = (
         "if [-table.uuid != position.table-]{+not table.uuid+}:", f"{OF_ICEBERG}::test_another_table_of_the_name_stops_planning"
     ),
     PARTITIONED("a-partition-that-vanished-is-left-out", "I11", "PartitionedCoordinator._report_missing")(
-        'if self._kind == "{+non-+}transactional":', "tests/unit/test_partitioned.py"
+        'if self._kind == "{+non-+}transactional":',
+        "tests/unit/test_inputs.py::test_a_partition_that_is_away_stops_a_transactional_source_only",
     ),
     CHANGES("a-policy-hides-changes-from-a-follower", "I1", "_connected")(
         'cursor.execute("SET LOCAL row_security = [-off-]{+on+}")',

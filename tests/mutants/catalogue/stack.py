@@ -35,7 +35,7 @@ MUTANTS = (
         "tests/cli/test_why.py::test_airflow_is_asked_also_if_something_else_needs_attention",
     ),
     COMPLETION("states-are-completed-for-one-verb-alone", "verb:inspect", "states")(
-        "if s.stream or [-not -]needs_changes]", "tests/cli/test_completion.py::test_words_are_completed"
+        "if s.stream or [-not -]needs_changes]", f"{VERBS}::test_words_are_completed"
     ),
     SOURCE_REPORT("a-source-that-hangs-hides-the-others", "verb:status", "of_all")(
         "asked.ended.get(timeout=[-SILENCE_SECONDS-]{+ANSWER_SECONDS+})",
@@ -67,15 +67,15 @@ MUTANTS = (
     ),
     CLEANUP("new-logs-are-removed", "verb:up", "remove_logs")(
         "file.stat().st_mtime [-<-]{+>+} before:",
-        "tests/unit/test_history.py::test_old_logs_are_removed_with_the_folders_that_they_leave_empty",
+        f"{COMPONENT}::test_old_logs_are_removed_with_the_folders_that_they_leave_empty",
     ),
     PROCESS("a-process-of-another-boot-is-ended", "verb:down", "Identity.is_of")(
         "return [-self == Identity.of(pid)-]{+self.pid == pid+}",
-        f"{COMPONENT}::test_a_process_of_another_boot_is_another_process",
+        f"{COMPONENT}::test_a_process_of_another_boot_or_of_a_copied_stack_is_another_process",
     ),
     PROCESS("a-copied-stack-ends-the-processes-of-the-other", "verb:down", "RunFolder.read")(
         'record.pop("folder", None) [-== place-]{+!= ""+}:',
-        f"{COMPONENT}::test_a_copy_of_a_stack_does_not_know_the_processes_of_the_other",
+        f"{COMPONENT}::test_a_process_of_another_boot_or_of_a_copied_stack_is_another_process",
     ),
     POSTGRES("passwords-to-a-ledger-are-made-again", "verb:up", "EmbeddedPostgres.initialize")(
         "            if [-self._exists()-]{+not self.port+}:\n                raise", LEDGER

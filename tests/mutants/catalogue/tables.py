@@ -19,7 +19,7 @@ OF_DELTA, OF_ICEBERG, OF_KAFKA = (f"tests/sources/test_{name}.py" for name in ("
 ALTERED, GUARDS, SERVERS, TABLE = (
     f"tests/sources/test_postgres_{name}.py" for name in ("alterations", "guards", "servers", "table")
 )
-MANAGED, DECLARED = "tests/cluster/test_managed_postgres.py", "tests/unit/test_declared_sources.py"
+MANAGED, DECLARED = "tests/cluster/test_managed_postgres.py", "tests/unit/test_declaration.py"
 DELETED_OR_BACK = f"{OF_DELTA}::test_what_is_deleted_or_brought_back_stops_planning_and_may_be_left_out"
 
 MUTANTS = (
