@@ -80,7 +80,7 @@ class Batches:
         """Open `count` batches and give them to a run."""
         after = self.store.last_opened(self.name)
         metadata = [ledger.encode_metadata({"files": [], "number": number}) for number in range(count)]
-        opened = self.store.open_batches(self.spec, run_id, [], after, metadata)
+        opened = self.store.open_batches(self.spec, run_id, [], after, metadata, awaits_ack=False)
         assert opened is not None
         return opened
 
