@@ -17,6 +17,21 @@ TRIGGER = """
         $$ BEGIN NEW.written := date_trunc('second', now()); RETURN NEW; END $$;
     CREATE TRIGGER rounded BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION rounded()
 """
+THROUGH_A_VARIABLE = TRIGGER.replace("BEGIN", "DECLARE t timestamptz(0) := now(); day date; BEGIN day := now()::date;").replace(
+    "date_trunc('second', now())", "t"
+)
+INTO = TRIGGER.replace(
+    "NEW.written := date_trunc('second', now())", "SELECT date_trunc('second', now()) INTO STRICT NEW.written"
+)
+FUNCTION = """
+    CREATE FUNCTION seconds() RETURNS timestamptz LANGUAGE sql RETURN date_trunc('second', now());
+    CREATE FUNCTION moment() RETURNS timestamptz LANGUAGE plpgsql AS $$ BEGIN RETURN seconds(); END $$;
+    ALTER TABLE orders ALTER written SET DEFAULT moment()
+"""
+OF_DOMAIN = """
+    CREATE DOMAIN moment AS timestamptz DEFAULT date_trunc('second', now());
+    ALTER TABLE orders ALTER written DROP DEFAULT, ALTER written TYPE moment
+"""
 DOMAIN = "CREATE DOMAIN seconds AS timestamptz(0); CREATE DOMAIN whole AS seconds; ALTER TABLE orders ALTER written TYPE whole"
 VIEW = "CREATE VIEW rounded AS SELECT id, name, amount, date_trunc('second', written) AS written FROM orders"
 BINNED = "date_bin('1 second', written, '2000-01-01')"
@@ -27,6 +42,10 @@ ROUNDED: dict[str, tuple[str, str | None, str]] = {
     "view": (VIEW, "SELECT * FROM rounded", "date_trunc('second', written)"),
     "query": ("", "SELECT id, name, amount, written::timestamptz(0) AS written FROM orders", "written::timestamptz(0)"),
     "trigger": (TRIGGER, None, "written"),
+    "trigger, through a variable": (THROUGH_A_VARIABLE, None, "written"),
+    "trigger, by INTO": (INTO, None, "written"),
+    "functions of the default": (FUNCTION, None, "written"),
+    "default of a domain": (OF_DOMAIN, None, "written"),
     "default": ("ALTER TABLE orders ALTER written SET DEFAULT date_trunc('seconds', now())", None, "written"),
     "bin": ("", f"SELECT id, name, amount, {BINNED} AS written FROM orders", BINNED),
 }

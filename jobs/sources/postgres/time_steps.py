@@ -21,15 +21,19 @@ _TYPE_MODIFIER = """
     )
     SELECT max(modifier) FROM kind
 """
-# What gives a value to a column of this name in the tables that are read: default, formula, code of triggers.
-_WRITTEN = """
-    SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef
-    JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum
-    WHERE attrelid = ANY(%(tables)s) AND attname = %(column)s
-    UNION ALL
-    SELECT (regexp_matches(prosrc, 'new[.]"?' || %(column)s || '"?[[:space:]]*:?=([^;]*)', 'gi'))[1]
-    FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid WHERE tgrelid = ANY(%(tables)s) AND tgenabled <> 'D'
+# The default or formula of a column of this name in the tables that are read, or of its domain.
+_DEFAULTS = """
+    SELECT coalesce(pg_get_expr(adbin, adrelid), typdefault) FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+    LEFT JOIN pg_attrdef ON attrelid = adrelid AND attnum = adnum
+    WHERE attrelid = ANY(%s) AND attname = %s AND coalesce(pg_get_expr(adbin, adrelid), typdefault) IS NOT NULL
 """
+_TRIGGERS = "SELECT prosrc FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid WHERE tgrelid = ANY(%s) AND tgenabled <> 'D'"
+# Statements of a function that give a name its value: by := or =, with a declaration, or by INTO.
+_ASSIGNED = (
+    r"(?<![\w.])(?:{name})(?:\s+(?:constant\s+)?(?:timestamp|date|text|bigint|int)[\w\s()]*?)?\s*(?::?=|\bdefault\b)[^;]*"
+    r"|[^;]*\binto\s+(?:strict\s+)?(?:[^;]*[\s,])?(?:{name})(?![\w.])[^;]*"
+)
+_VARIABLE = re.compile(r"(?<![\w.])[a-z_]\w*(?![\w.(])")
 # How an expression rounds or moves a time: as Postgres shows it, or as it is written in a function. A time without a zone, or a
 # text, that becomes one with a zone means something else once its writers' zone changes.
 _ROUNDED = re.compile(
@@ -42,7 +46,8 @@ _ROUNDED = re.compile(
 _STEPS = {"microsecond": 1e-6, "millisecond": 1e-3, "second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 _CALL = re.compile(r'([\w$."]+)\(')
 _MAKES_A_TIME = """
-    SELECT called FROM unnest(%s::text[]) AS called JOIN pg_proc ON proname = regexp_replace(called, '^.*[.]|"', '', 'g')
+    SELECT called, pronamespace = 'pg_catalog'::regnamespace, coalesce(pg_get_function_sqlbody(pg_proc.oid), prosrc)
+    FROM unnest(%s::text[]) AS called JOIN pg_proc ON proname = regexp_replace(called, '^.*[.]|"', '', 'g')
     WHERE prorettype IN ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype) AND proname <> ALL (%s)
 """
 _KNOWN = ["date_trunc", "date_bin", "timestamp", "timestamptz", "timezone", "to_timestamp", "max", "min"]
@@ -56,11 +61,9 @@ def step_seconds(cursor: Any, query: TableQuery, key: ResultColumn, tables: list
     cursor.execute(_TYPE_MODIFIER, [key.table, key.number])
     (modifier,) = cursor.fetchone()
     read = [text for node in query.plan_nodes(cursor, query.key[:1]) for text in node.get("Output", [])]
-    cursor.execute(_WRITTEN, {"tables": tables, "column": query.key[0]})
-    expressions = [*read, *(text for (text,) in cursor.fetchall())]
-    steps = {found[0]: _step_of(cursor, found) for text in expressions for found in _ROUNDED.finditer(text)}
-    cursor.execute(_MAKES_A_TIME, [[call for text in read for call in _CALL.findall(text)], _KNOWN])
-    steps |= {f"{call}(": None for (call,) in cursor.fetchall()}
+    written = _written(cursor, query.key[0], tables)
+    steps = {found[0]: _step_of(cursor, found) for text in [*read, *written] for found in _ROUNDED.finditer(text)}
+    steps |= {f"{call}(": None for call, _, _ in _that_make_a_time(cursor, read)}
     for how, step in steps.items():
         if step is None or step > LONGEST_STEP_SECONDS:
             raise SourceUnreadable(
@@ -69,6 +72,37 @@ def step_seconds(cursor: Any, query: TableQuery, key: ResultColumn, tables: list
                 "round it in the transform."
             )
     return max([0 if modifier is None or modifier < 0 else 10.0**-modifier, *(step for step in steps.values() if step)])
+
+
+def _written(cursor: Any, column: str, tables: list[int]) -> list[str]:
+    """Return what gives a value to a column of this name, with the text of the functions that are called there."""
+    cursor.execute(_DEFAULTS, [tables, column])
+    texts = [text for (text,) in cursor.fetchall()]
+    cursor.execute(_TRIGGERS, [tables])
+    for (source,) in cursor.fetchall():
+        texts += _assigned(source, rf'new\."?{re.escape(column)}"?')
+    called: set[str] = set()
+    while made := [each for each in _that_make_a_time(cursor, texts) if not each[1] and each[0] not in called]:
+        called.update(call for call, _, _ in made)
+        texts += [body for _, _, body in made]
+    return texts
+
+
+def _assigned(source: str, pattern: str) -> list[str]:
+    """Return the statements of a function's source that give a value to what the pattern names, also through variables."""
+    texts, patterns = [], [pattern]
+    for name in patterns:  # which grow on the way
+        found = [match[0] for match in re.finditer(_ASSIGNED.format(name=name), source, re.IGNORECASE)]
+        texts += found
+        patterns += sorted({word for text in found for word in _VARIABLE.findall(text.lower())} - set(patterns))
+    return texts
+
+
+def _that_make_a_time(cursor: Any, texts: list[str]) -> list[tuple[str, bool, str]]:
+    """Return the functions called in texts that return a time: their name there, whether they are Postgres' own, their text."""
+    cursor.execute(_MAKES_A_TIME, [sorted({call for text in texts for call in _CALL.findall(text)}), _KNOWN])
+    made: list[tuple[str, bool, str]] = cursor.fetchall()
+    return made
 
 
 def _step_of(cursor: Any, found: re.Match[str]) -> float | None:

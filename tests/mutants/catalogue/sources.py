@@ -110,7 +110,15 @@ MUTANTS = (
         "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
     ),
     TIME_STEPS("a-trigger-or-default-rounds-a-time-unseen", "I12", "step_seconds")(
-        "[-[*read, *(text for (text,) in cursor.fetchall())]-]{+read+}",
+        "for text in [-[*read, *written]-]{+read+} for",
+        "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
+    ),
+    TIME_STEPS("a-function-of-a-default-rounds-a-time-unseen", "I12", "_written")(
+        "for _, _, body in made{+[:0]+}]",
+        "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
+    ),
+    TIME_STEPS("a-triggers-variable-rounds-a-time-unseen", "I12", "_assigned")(
+        "for text in found{+[:0]+} for word",
         "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
     ),
     TIME_STEPS("an-unknown-rounding-of-a-time-is-passed", "I12", "step_seconds")(
