@@ -339,8 +339,8 @@ BEGIN
 END $$;
 
 -- What decides which values a merge leaves in a table of a state, by the names of its parts: types and collations of columns, formulas
--- of generated ones, unique keys, and whatever else changes rows: triggers, rules, tables that inherit from it or that it inherits
--- from, and no log. A commit compares it with what is declared, in which these last ones are not.
+-- of generated ones, unique keys, and whatever else changes or hides rows: triggers, rules, policies, tables that inherit from it or
+-- that it inherits from, and no log. A commit compares it with what is declared, in which these last ones are not.
 
 CREATE FUNCTION tidegate.table_shape(of_table oid) RETURNS jsonb LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog SET quote_all_identifiers = off AS $$
@@ -386,6 +386,18 @@ BEGIN
             UNION ALL
             SELECT 'unlogged ' || parts.oid::regclass, 'a crash of the server empties it'
             FROM parts JOIN pg_class USING (oid) WHERE relpersistence <> 'p'
+            UNION ALL
+            SELECT 'row-level security for ' || quote_ident(rolname), 'hides rows: ' || coalesce(policies, 'no policy shows any')
+            FROM pg_class CROSS JOIN aclexplode(relacl) JOIN pg_roles ON pg_roles.oid = grantee CROSS JOIN LATERAL (
+                SELECT string_agg(concat_ws(' ', quote_ident(polname), qual), '; ' ORDER BY polname) AS policies,
+                    count(*) FILTER (WHERE polpermissive AND polcmd = '*' AND qual = 'true') > 0
+                        AND count(*) FILTER (WHERE NOT polpermissive AND qual <> 'true') = 0 AS show_all
+                FROM pg_policy CROSS JOIN pg_get_expr(polqual, polrelid) AS qual
+                WHERE polrelid = of_table
+                    AND EXISTS (SELECT FROM unnest(polroles) AS r WHERE r = 0 OR pg_has_role(grantee, r, 'USAGE'))
+            ) AS of_writer
+            WHERE pg_class.oid = of_table AND relrowsecurity AND privilege_type = 'INSERT' AND grantee <> relowner
+                AND NOT (rolsuper OR rolbypassrls OR show_all)
         ) AS found (part, definition)
     );
 END $$;

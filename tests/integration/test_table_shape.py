@@ -66,6 +66,11 @@ SHAPES = {
         "does not fire in every session.*ENABLE ALWAYS TRIGGER single_writer",
         [GUARD[1]],
     ),
+    "policy": (
+        ["ALTER {table} ENABLE ROW LEVEL SECURITY", "CREATE POLICY few ON state.per_shop USING (cents < 15)"],
+        r"it has row-level security for tidegate \(hides rows: few \(cents < 15\)\)",
+        ["DROP POLICY few ON state.per_shop", "ALTER {table} DISABLE ROW LEVEL SECURITY"],
+    ),
     "rule": (
         ["CREATE RULE other AS ON UPDATE TO state.per_shop DO INSTEAD NOTHING"],
         "it has rule other",
@@ -105,6 +110,8 @@ TEAMS = [
     "GRANT SELECT ON state.per_shop TO PUBLIC",
     "ALTER {table} ENABLE ROW LEVEL SECURITY",
     "CREATE POLICY all_rows ON state.per_shop USING (true)",
+    "CREATE POLICY few ON state.per_shop USING (cents < 15)",
+    "CREATE POLICY of_readers ON state.per_shop AS RESTRICTIVE TO tidegate_reader USING (cents < 15)",
 ]
 
 

@@ -26,6 +26,9 @@ MUTANTS = (
         "FROM parts JOIN pg_class USING (oid) WHERE relpersistence [-<> 'p-]{+= 't+}'",
         f"{SHAPE}::test_nothing_goes_on_with_a_table_of_another_shape",
     ),
+    FILE("a-policy-hides-rows-from-commits", "I15", "CREATE FUNCTION tidegate.table_shape")(
+        "AND relrowsecurity{+ AND relforcerowsecurity+} AND", f"{SHAPE}::test_nothing_goes_on_with_a_table_of_another_shape"
+    ),
     FILE("a-parent-past-the-guard-is-not-seen", "I15", "CREATE FUNCTION tidegate.table_shape")(
         "FROM pg_inherits WHERE inhrelid = of_table{+ AND inhparent = of_table+}",
         f"{SHAPE}::test_nothing_goes_on_with_a_table_of_another_shape",
