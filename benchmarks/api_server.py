@@ -23,12 +23,15 @@ PATIENCE_SECONDS = 300
 
 @dataclass(frozen=True)
 class ApiServer:
+    """A server that runs, and where."""
+
     settings: Settings
     url: str
 
 
 @contextmanager
 def running_server(home: Path) -> Iterator[ApiServer]:
+    """Run an api-server in an empty folder."""
     (home / ".tidegate").mkdir(mode=0o711)
     write_authors(home / "authors")
     with ExitStack() as until:
