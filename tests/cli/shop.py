@@ -2,32 +2,22 @@
 
 from tidegate.jobs import Count, Files, Pipeline, Ranges, Rows, State, Sum
 
+REVENUE = State(
+    {"shop": "text"}, {"orders": Count(), "cents": Sum("cents")}, kind="opaque", changes=True, null_keys=True, unanchored=True
+)
 ORDERS = Pipeline(
     name="orders",
     source=Files("data/orders", glob="*.csv", format="csv", schema={"shop": "string", "cents": "int"}, max_files=1),
-    states={
-        "revenue": State(
-            key={"shop": "text"},
-            aggregates={"orders": Count(), "cents": Sum("cents")},
-            kind="opaque",
-            unanchored=True,
-            changes=True,
-            null_keys=True,
-        ),
-        "sale": Rows(columns={"shop": "text", "cents": "integer"}, range_partitions=Ranges("cents", 1000)),
-    },
+    states={"revenue": REVENUE, "sale": Rows({"shop": "text", "cents": "integer"}, range_partitions=Ranges("cents", 1000))},
     check={"paid": "cents > 0"},
     on_poison="quarantine",
     message_timeout_seconds=600,
 )
+PER_PAGE = State({"page": "text"}, {"visits": Count(), "seconds": Sum("seconds")}, kind="non-transactional")
 VISITS = Pipeline(
     name="visits",
     source=Files("data/visits", glob="*.csv", format="csv", schema={"page": "string", "seconds": "int"}, max_files=1),
-    states={
-        "per_page": State(
-            key={"page": "text"}, aggregates={"visits": Count(), "seconds": Sum("seconds")}, kind="non-transactional"
-        )
-    },
+    states={"per_page": PER_PAGE},
     guarantee="at_least_once",
     on_poison="skip",
     tries=1,

@@ -1,4 +1,4 @@
-"""Every Dag parses quickly, has the promised shape, and turns our errors into the right decision."""
+"""Every Dag has the promised shape, starts as many tasks as it may, and turns our errors into the right decision."""
 
 import sys
 from datetime import timedelta
@@ -16,6 +16,7 @@ import tidegate.jobs.pipelines
 from tests.batches import Batches
 from tests.dags.conftest import CLICKS
 from tests.store import WINDOW, Tracked, errors
+from tidegate import airflow_policy
 from tidegate.dags import batch_dag, batch_tasks
 from tidegate.dags.batch_tasks import CommitSensor, ProcessBatch
 from tidegate.dags.batch_trigger import BATCH, COMMIT, PROCESS
@@ -296,3 +297,35 @@ def test_a_task_goes_on_with_batches_that_have_not_begun(clicks: Batches) -> Non
     assert {(attempt["airflow_run_id"], attempt["airflow_try"]) for attempt in ran} == {("run", 6)}
     assert [attempt["airflow_task_id"] for attempt in ran] == [PROCESS, *[f"{PROCESS} of txid 2"] * 2]
     assert ran[2]["owner"] == f"Airflow run, {PROCESS} of txid 2, try 6"
+
+
+def created(task_id: str, map_index: int, *, state: str | None = None, tries: int = 0, **arguments: Any) -> SimpleNamespace:
+    """Return a new task instance, as the policy leaves it, of a Dag as the scheduler has it."""
+    dag = batch_dag.batch_dag("flights", concurrency=3, **arguments)
+    task = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task(task_id)
+    unset = dict.fromkeys(("scheduled_dttm", "context_carrier", "_rendered_map_index"))
+    known = {"task": task, "operator": task.task_type, "map_index": map_index, "state": state, "try_number": tries}
+    instance = SimpleNamespace(**known, **unset)
+    run = SimpleNamespace(dag_id="flights", run_id="run", context_carrier={})
+    airflow_policy.task_instance_mutation_hook(instance, run)
+    return instance
+
+
+@pytest.mark.promise("performance:so-do-process-tasks-except-first-ones")
+def test_as_many_are_scheduled_as_the_run_may_have_workers_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of the run has passed on ten txids."""
+    monkeypatch.setattr(airflow_policy, "_txids_of", {("flights", "run"): list(range(11, 21))})
+    tasks = [created(PROCESS, map_index) for map_index in range(10)]
+    assert [task.state for task in tasks] == ["scheduled"] * 3 + [None] * 7
+    assert [task.try_number for task in tasks] == [1] * 3 + [0] * 7
+    assert [task.scheduled_dttm is not None for task in tasks] == [True] * 3 + [False] * 7
+    assert [task._rendered_map_index for task in tasks] == [f"txid {txid}" for txid in range(11, 21)]
+    # Airflow creates later instances in the state that the first one has after the policy, and asks again at each load.
+    late = created(PROCESS, 3, state="scheduled")
+    assert (late.state, late.try_number, late.scheduled_dttm) == (None, 0, None)
+    for state, tries in (("running", 1), ("scheduled", 1), ("success", 0), ("removed", 0)):
+        assert created(PROCESS, 0, state=state, tries=tries).state == state
+    for given in ({"depends_on_past": True}, {"execution_timeout": timedelta(minutes=5)}):
+        assert created(PROCESS, 0, default_args=given).state is None
+    commit = created(COMMIT, 0)
+    assert (commit.state, commit._rendered_map_index) == (None, "txid 11")
