@@ -1,7 +1,6 @@
 """Waiting triggers learn of their turns, or of a worker, from a real ledger, by one poller, under all kinds of failures."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -103,20 +102,6 @@ def run(batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(batch_trigger, name, seconds)
     monkeypatch.setattr(dispatch, "SECONDS_BETWEEN_LOOKS", 0.0)
     return Run(batches, settings)
-
-
-@in_a_loop
-async def test_turns_open_in_txid_order(run: Run) -> None:
-    run.batches.plan("run", 3)
-    run.wait(1, 2, 3)
-    await run.seal(2, 3)
-    await run.none_but()
-    for txid in (1, 2, 3):
-        if txid == 1:
-            await run.seal(1)
-        assert (await run.turn(txid)).opens
-        run.check(*range(1, txid + 1))
-        await run.commit(txid)
 
 
 @pytest.mark.parametrize("awaited", ["begin", "process"])
@@ -237,29 +222,6 @@ def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatc
     assert batch_trigger.process_tasks(CLICKS.name, "run") == dict(enumerate(of_process))
 
 
-@pytest.mark.parametrize("is_next", [False, True])
-@in_a_loop
-async def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(run: Run, *, is_next: bool) -> None:
-    run.batches.plan("run", 3)
-    run.batches.give_up(2)
-    run.failed = [1]
-    if is_next:
-        await run.seal(1)
-        await run.commit(1)
-    run.wait(3)
-    await run.looks_for_failed(4)
-    if not is_next:
-        run.check()
-        # Between both commits, a look would find that nothing before txid 2 is still to come.
-        run.failed = []
-        await run.looks_for_failed(2)
-        await run.seal(1, 3)
-        await run.commit(1, 2)
-        run.failed = [1]
-    turn = await run.turn(3)
-    assert (turn.opens, turn.halted) == ((False, NO_MORE) if is_next else (True, None))
-
-
 @in_a_loop
 async def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.batches.plan("run", 3)
@@ -304,20 +266,6 @@ async def test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits(
     await run.none_but()
     run.states[1] = "failed"
     assert await run.sent(2) == ["worker"]
-
-
-@in_a_loop
-async def test_batches_need_no_worker_once_they_are_over_unless_sealed_under_another_declaration(
-    run: Run, register: Callable[..., None]
-) -> None:
-    run.batches.plan("run", 3)
-    await run.seal(1)
-    await run.commit(1)
-    run.batches.give_up(2)
-    await run.seal(3)
-    register(replace(CLICKS, version=2))
-    run.wait(1, 2, 3, awaited="process")
-    assert await run.sent(1, 2, 3) == ["no worker", "no worker", "worker"]
 
 
 @in_a_loop

@@ -234,17 +234,6 @@ def test_an_attempt_starts_only_where_the_protocol_lets_it_or_has_its_reason() -
     assert inputs > 1000
 
 
-@pytest.mark.promise("I16", "I23")
-@pytest.mark.parametrize("registered", [name for name in REGISTERED if name != "as declared"])
-def test_no_attempt_starts_under_another_declaration_or_once_retired(registered: str) -> None:
-    changed, error = REGISTERED[registered]
-    for mode, retired in product(("resume", "take over", "redo"), YES_AND_NO):
-        request = begin_attempt.Request(3, "me", mode, store.AirflowTry("run", "task", 1), None)
-        shown = facts(OPAQUE, 2, batch(3, None), **changed, retired_at=NOW if retired else None)
-        decided = outcome(lambda shown=shown, request=request: begin_attempt.decide(OPAQUE, request, shown))
-        assert decided is (errors.PipelineRetired if retired else error)
-
-
 # turns
 
 

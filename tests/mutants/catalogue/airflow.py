@@ -27,7 +27,6 @@ MUTANTS = (
     ),
     TRIGGER("a-batch-that-was-given-up-ends-later-waits", "I20", "TurnPoller._failed_twice")(
         "([-batch.is_next-]{+not batch.is_committed+} or not batch.is_over)",
-        f"{OF_TRIGGER}::test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait",
         f"{OF_TRIGGER}::test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit",
     ),
     TRIGGER("a-commit-ends-before-a-cleared-task-has-lifted-its-halt", "I20", "TurnPoller._without_tried_again")(
@@ -65,7 +64,7 @@ MUTANTS = (
         f"{OF_TRIGGER}::test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task",
     ),
     TURNS("a-turn-opens-one-txid-too-early", "I3", "TurnFacts.is_next")(
-        "self.txid [-== self.committed + 1-]{+<= self.committed + 2+}", OF_TURNS, f"{OF_TRIGGER}::test_turns_open_in_txid_order"
+        "self.txid [-== self.committed + 1-]{+<= self.committed + 2+}", OF_TURNS
     ),
     TURNS("a-halted-batch-halts-the-ones-before-it", "I20", "turn")(
         "and facts.halted_txid [-<= facts.txid-]{+> 0+}:",
@@ -89,7 +88,6 @@ MUTANTS = (
     TURNS("a-batch-sealed-under-another-declaration-gets-no-worker", "I16", "TurnFacts.is_over")(
         "self.newest.[-is_sealed_by(self.fingerprint)-]{+sealed_at is not None+}",
         OF_TURNS,
-        f"{OF_TRIGGER}::test_batches_need_no_worker_once_they_are_over_unless_sealed_under_another_declaration",
     ),
     DISPATCH(
         "more-tasks-get-workers-than-the-run-may-have",
