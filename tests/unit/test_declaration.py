@@ -8,106 +8,77 @@ from typing import Any
 import pytest
 
 from tests.store import spec_of
-from tidegate.jobs import (
-    ApproxDistinct,
-    ApproxQuantiles,
-    Avg,
-    Changes,
-    CollectSet,
-    Count,
-    Delta,
-    Files,
-    Histogram,
-    History,
-    Iceberg,
-    Inputs,
-    Kafka,
-    Max,
-    Min,
-    Newest,
-    Pipeline,
-    PostgresTable,
-    Query,
-    Ranges,
-    Reference,
-    Rows,
-    Session,
-    Sliding,
-    State,
-    StateQuery,
-    Sum,
-    Tumbling,
-)
+from tidegate import jobs as j
 from tidegate.jobs.windows import Window
 
-SOURCE = Files("inbox", format="csv", schema={"name": "string", "amount": "int", "price": "decimal(10,2)"})
-STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
+SOURCE = j.Files("inbox", format="csv", schema={"name": "string", "amount": "int", "price": "decimal(10,2)"})
+STATE = j.State(key={"name": "text"}, aggregates={"lines": j.Count(), "amount": j.Sum("amount")})
 Declare = Callable[[], Any]
 
 
-def declare(**changes: Any) -> Pipeline:
-    return Pipeline(**{"name": "inbox", "source": SOURCE, "states": {"per_name": STATE}, **changes})
+def declare(**changes: Any) -> j.Pipeline:
+    return j.Pipeline(**{"name": "inbox", "source": SOURCE, "states": {"per_name": STATE}, **changes})
 
 
-def declare_state(**changes: Any) -> Pipeline:
+def declare_state(**changes: Any) -> j.Pipeline:
     return declare(states={"per_name": replace(STATE, **changes)})
 
 
 def state(**aggregates: Any) -> Any:
-    return State(aggregates=aggregates).spec("s")
+    return j.State(aggregates=aggregates).spec("s")
 
 
-def rows(ranges: Ranges | None) -> Rows:
-    return Rows({"at": "date", "n": "bigint"}, range_partitions=ranges)
+def rows(ranges: j.Ranges | None) -> j.Rows:
+    return j.Rows({"at": "date", "n": "bigint"}, range_partitions=ranges)
 
 
 def history(**changes: Any) -> Any:
     parts = {"key": {"name": "text"}, "columns": {"label": "text", "n": "bigint"}, "order_by": {"at": "timestamptz"}}
-    return History(**parts | changes).spec("versions")
+    return j.History(**parts | changes).spec("versions")
 
 
-def files(folder: str = "inbox", **source: Any) -> Files:
-    return Files(folder, **{"format": "csv", "schema": {"name": "string"}, **source})
+def files(folder: str = "inbox", **source: Any) -> j.Files:
+    return j.Files(folder, **{"format": "csv", "schema": {"name": "string"}, **source})
 
 
-def marked(**source: Any) -> Files:
+def marked(**source: Any) -> j.Files:
     return files(**{"glob": "**/*.csv", "marker": "_SUCCESS", **source})
 
 
-def bucket(folder: str, **source: Any) -> Files:
-    return Files(folder, schema={"name": "string"}, **source)
+def bucket(folder: str, **source: Any) -> j.Files:
+    return j.Files(folder, schema={"name": "string"}, **source)
 
 
-def table(**changes: Any) -> PostgresTable:
+def table(**changes: Any) -> j.PostgresTable:
     schema = {"id": "bigint", "name": "string", "at": "timestamp"}
-    return PostgresTable(**{"table": "orders", "key": "id", "schema": schema, **changes})
+    return j.PostgresTable(**{"table": "orders", "key": "id", "schema": schema, **changes})
 
 
-def merged(sources: dict[str, Any], **pipeline: Any) -> Pipeline:
-    return declare(**{"source": Inputs(sources), **pipeline})
+def merged(sources: dict[str, Any], **pipeline: Any) -> j.Pipeline:
+    return declare(**{"source": j.Inputs(sources), **pipeline})
 
 
-def asks(*queries: StateQuery, **changes: Any) -> Pipeline:
-    newest = Newest({"name": "text"}, {}, {"n": "integer"}, kind="non-transactional")
-    states = {"by_name": STATE, "plane": newest, "report": Rows({"name": "text"})}
+def asks(*queries: j.StateQuery, **changes: Any) -> j.Pipeline:
+    newest = j.Newest({"name": "text"}, {}, {"n": "integer"}, kind="non-transactional")
+    states = {"by_name": STATE, "plane": newest, "report": j.Rows({"name": "text"})}
     usual = {"states": states, "queries": queries, "transform": lambda rows: rows, "guarantee": "at_least_once"}
     return declare(**usual | changes)
 
 
-def query(**changes: Any) -> Query:
+def query(**changes: Any) -> j.Query:
     def answer(states: Any, words: list[str]) -> Any:
         return states, words
 
     usual = {"name": "total", "answer": answer, "reads": ["inbox.per_name"], "arguments": {"words": "text[]"}}
-    return Query(**usual | changes)
+    return j.Query(**usual | changes)
 
 
-PLANE = History({"name": "text"}, {"n": "bigint"}, {"at": "timestamptz"})
-HOURLY = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True)
-KEPT = replace(STATE, window=Tumbling("at", "1 hour", final_after="1 hour", keep="1 day"))
+PLANE = j.History({"name": "text"}, {"n": "bigint"}, {"at": "timestamptz"})
+HOURLY = j.Tumbling("at", "1 hour", final_after="1 hour", emit_final=True)
+KEPT = replace(STATE, window=j.Tumbling("at", "1 hour", final_after="1 hour", keep="1 day"))
 ALIKE = {"id": "int", "Id": "int"}
-PLANES = Reference(Files("planes", format="csv", schema={"tail": "string"}))
-UNSURE = StateQuery("ships.by_name", as_of="latest")
+PLANES = j.Reference(j.Files("planes", format="csv", schema={"tail": "string"}))
+UNSURE = j.StateQuery("ships.by_name", as_of="latest")
 A, B, OPAQUE = files("a"), files("b"), files("o", kind="opaque")
 TWICE = "differ by case at most, and are one name to Spark"
 NO_TYPE = "is not a column type. Choose one of: text, boolean"
@@ -115,7 +86,7 @@ NAMED: list[tuple[Callable[[str], Any], str]] = [
     (lambda name: declare(name=name), "a pipeline"),
     (lambda name: declare(states={name: STATE}), "a state"),
     (lambda name: declare_state(key={name: "text"}), "a column of state per_name"),
-    (lambda name: declare_state(aggregates={name: Count()}), "a column of state per_name"),
+    (lambda name: declare_state(aggregates={name: j.Count()}), "a column of state per_name"),
 ]
 
 REFUSED: dict[str, list[tuple[Declare, str]]] = {
@@ -125,8 +96,8 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         for make, what in NAMED
     ],
     "a topic": [
-        (lambda: Kafka("orders", start=datetime(2026, 11, 1)), "Add tzinfo"),
-        (lambda: Kafka("orders", when_expired="continue"), "a transactional source leaves none out"),
+        (lambda: j.Kafka("orders", start=datetime(2026, 11, 1)), "Add tzinfo"),
+        (lambda: j.Kafka("orders", when_expired="continue"), "a transactional source leaves none out"),
     ],
     "a table": [
         (lambda: table(key=("id", "name")), "a key of two columns is a timestamp"),
@@ -142,35 +113,35 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
     ],
     "columns that are one to Spark": [
         *(
-            (lambda form=form: Files("f", format=form, schema=ALIKE), f"id and Id {TWICE}")
+            (lambda form=form: j.Files("f", format=form, schema=ALIKE), f"id and Id {TWICE}")
             for form in ("csv", "json", "parquet")
         ),
         (lambda: files(format="json", schema={"id": "int"}, partitions={"day": "int", "Day": "int"}), f"day and Day {TWICE}"),
         (lambda: files(format="json", schema={"v": "array<struct<id: int, Id: int>>"}), f"id and Id {TWICE}"),
-        (lambda: Delta("t", schema=ALIKE), f"id and Id {TWICE}"),
-        (lambda: Iceberg("a.b.c", schema=ALIKE), f"id and Id {TWICE}"),
-        (lambda: PostgresTable(table="t", key="id", schema=ALIKE), f"id and Id {TWICE}"),
+        (lambda: j.Delta("t", schema=ALIKE), f"id and Id {TWICE}"),
+        (lambda: j.Iceberg("a.b.c", schema=ALIKE), f"id and Id {TWICE}"),
+        (lambda: j.PostgresTable(table="t", key="id", schema=ALIKE), f"id and Id {TWICE}"),
     ],
     "a state": [
         *((lambda kind=kind: declare_state(key={"name": kind}), NO_TYPE) for kind in ("float", "char(3)", "TEXT")),
-        (lambda: State(key={"a": "bigint[]"}, aggregates={"n": Count()}).spec("s"), "cannot keep an array in a"),
-        (lambda: Newest({}, {}, {"at": "date"}), "needs a key"),
+        (lambda: j.State(key={"a": "bigint[]"}, aggregates={"n": j.Count()}).spec("s"), "cannot keep an array in a"),
+        (lambda: j.Newest({}, {}, {"at": "date"}), "needs a key"),
     ],
     "an aggregate": [
-        *((lambda kind=kind: Sum("name", kind), f"cannot be kept as {kind}") for kind in ("text", "boolean", "timestamp")),
-        *((lambda of=of: state(x=of("amount", "TEXT")), "is not a column type") for of in (Min, Max)),
-        (lambda: state(x=Avg("a"), x_sum=Count()), "two columns named x_sum"),
-        (lambda: state(x=CollectSet("a", "bytea")), "is not a column type"),
-        (lambda: state(x=CollectSet("a", "text", most=0)), "use 1 to 10000"),
-        (lambda: Histogram("a", [2, 1]), "bounds in ascending order"),
-        (lambda: Histogram("a", [0.1]), "write a bound with decimals as text"),  # type: ignore[list-item]
+        *((lambda kind=kind: j.Sum("name", kind), f"cannot be kept as {kind}") for kind in ("text", "boolean", "timestamp")),
+        *((lambda of=of: state(x=of("amount", "TEXT")), "is not a column type") for of in (j.Min, j.Max)),
+        (lambda: state(x=j.Avg("a"), x_sum=j.Count()), "two columns named x_sum"),
+        (lambda: state(x=j.CollectSet("a", "bytea")), "is not a column type"),
+        (lambda: state(x=j.CollectSet("a", "text", most=0)), "use 1 to 10000"),
+        (lambda: j.Histogram("a", [2, 1]), "bounds in ascending order"),
+        (lambda: j.Histogram("a", [0.1]), "write a bound with decimals as text"),  # type: ignore[list-item]
     ],
     "a sketch": [
-        (lambda: ApproxDistinct("a", "text", error=0.001), "must be from 0.01 to 0.3"),
-        (lambda: ApproxDistinct("a", "text[]"), "not arrays"),
-        (lambda: ApproxQuantiles("a", 1000, "text"), "cannot read text"),
-        (lambda: ApproxQuantiles("a", 10**9, error=0.001), "counts per key; at most 10000"),
-        (lambda: ApproxQuantiles("a", 1000, probabilities=[0.5, 1]), "needs probabilities between 0 and 1"),
+        (lambda: j.ApproxDistinct("a", "text", error=0.001), "must be from 0.01 to 0.3"),
+        (lambda: j.ApproxDistinct("a", "text[]"), "not arrays"),
+        (lambda: j.ApproxQuantiles("a", 1000, "text"), "cannot read text"),
+        (lambda: j.ApproxQuantiles("a", 10**9, error=0.001), "counts per key; at most 10000"),
+        (lambda: j.ApproxQuantiles("a", 1000, probabilities=[0.5, 1]), "needs probabilities between 0 and 1"),
     ],
     "a history": [
         (lambda: history(order_by={"name": "text"}), "has name in its key and in order_by"),
@@ -178,30 +149,30 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: history(changes=True), "declare kind='opaque'"),
     ],
     "rows": [
-        (lambda: Rows({"txid": "bigint"}).spec("log"), "cannot have a column named txid"),
-        (lambda: Rows({"position": "bigint"}).spec("log"), "two columns named position"),
-        (lambda: Rows({"a": "text[]"}).spec("log"), "cannot keep an array in a"),
-        (lambda: rows(Ranges("n", "day")).spec("log"), "column n, a bigint: its type has to be date or timestamptz"),
+        (lambda: j.Rows({"txid": "bigint"}).spec("log"), "cannot have a column named txid"),
+        (lambda: j.Rows({"position": "bigint"}).spec("log"), "two columns named position"),
+        (lambda: j.Rows({"a": "text[]"}).spec("log"), "cannot keep an array in a"),
+        (lambda: rows(j.Ranges("n", "day")).spec("log"), "column n, a bigint: its type has to be date or timestamptz"),
     ],
     "a window": [
-        (lambda: Tumbling("at", "1 month"), "Tumbling('at'): '1 month' is no duration"),
-        (lambda: Tumbling("at", "1 hour", emit_final=True), "emit_final needs final_after"),
-        (lambda: Sliding("at", "1 hour", "25 minutes"), "has to be a multiple of `every`, 25 minutes"),
-        (lambda: Sliding("at", "1 day", "1 second"), "each row would be in 86400 windows; 1000 are possible"),
-        (lambda: Tumbling("at", "1 hour", keep="1 day"), "keep needs final_after. A late row would begin a removed"),
-        (lambda: Session("at", "1 hour", final_after="2 days", keep="1 day"), "keep is 1 day, less than final_after"),
-        (lambda: declare_state(window=Session("at", "1 hour"), kind="opaque"), "cannot have sessions and be opaque"),
+        (lambda: j.Tumbling("at", "1 month"), "Tumbling('at'): '1 month' is no duration"),
+        (lambda: j.Tumbling("at", "1 hour", emit_final=True), "emit_final needs final_after"),
+        (lambda: j.Sliding("at", "1 hour", "25 minutes"), "has to be a multiple of `every`, 25 minutes"),
+        (lambda: j.Sliding("at", "1 day", "1 second"), "each row would be in 86400 windows; 1000 are possible"),
+        (lambda: j.Tumbling("at", "1 hour", keep="1 day"), "keep needs final_after. A late row would begin a removed"),
+        (lambda: j.Session("at", "1 hour", final_after="2 days", keep="1 day"), "keep is 1 day, less than final_after"),
+        (lambda: declare_state(window=j.Session("at", "1 hour"), kind="opaque"), "cannot have sessions and be opaque"),
         (lambda: declare_state(window=HOURLY, kind="opaque", changes=True), "record both its changes and its final windows"),
         (lambda: declare_state(window=HOURLY, key={"window_start": "text"}), "has two columns named window_start"),
     ],
     "a query of a state": [
-        (lambda: StateQuery("by_name"), "'by_name' has to name pipeline and state, as in flights.daily"),
-        (lambda: asks(StateQuery("inbox.gone")), "and has no such state. It has by_name, plane, report."),
-        (lambda: asks(StateQuery("inbox.report")), "only a State or a Newest has rows by key"),
-        (lambda: asks(StateQuery("inbox.plane")), "does not know which txid wrote a row"),
-        (lambda: asks(StateQuery("inbox.kept"), states={"kept": KEPT}), "miss those that its batch has removed"),
-        (lambda: asks(StateQuery("ships.by_name")), 'the txids of another pipeline are others. Say as_of="latest".'),
-        (lambda: asks(StateQuery("inbox.by_name"), window=4), "a window of 4, and its batches read what the one before"),
+        (lambda: j.StateQuery("by_name"), "'by_name' has to name pipeline and state, as in flights.daily"),
+        (lambda: asks(j.StateQuery("inbox.gone")), "and has no such state. It has by_name, plane, report."),
+        (lambda: asks(j.StateQuery("inbox.report")), "only a State or a Newest has rows by key"),
+        (lambda: asks(j.StateQuery("inbox.plane")), "does not know which txid wrote a row"),
+        (lambda: asks(j.StateQuery("inbox.kept"), states={"kept": KEPT}), "miss those that its batch has removed"),
+        (lambda: asks(j.StateQuery("ships.by_name")), 'the txids of another pipeline are others. Say as_of="latest".'),
+        (lambda: asks(j.StateQuery("inbox.by_name"), window=4), "a window of 4, and its batches read what the one before"),
         (lambda: asks(UNSURE, states={"s": STATE}, guarantee="exactly_once"), "another attempt at a batch may read other"),
     ],
     "a query": [
@@ -228,22 +199,22 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: bucket("in", versions=True), "is a folder on a disk: versions is for a store"),
     ],
     "several inputs": [
-        (lambda: Inputs({"a": A, "b": A}), "Inputs a and b are the same source, so each row would come twice"),
-        (lambda: Inputs({"a": files("a", done_folder="b/done"), "b": B}), "Inputs a and b share a folder, b/done and b"),
-        (lambda: Inputs({"a": A, "b": replace(PLANES, keep_folder="a/kept")}), "Inputs a and b share a folder"),
+        (lambda: j.Inputs({"a": A, "b": A}), "Inputs a and b are the same source, so each row would come twice"),
+        (lambda: j.Inputs({"a": files("a", done_folder="b/done"), "b": B}), "Inputs a and b share a folder, b/done and b"),
+        (lambda: j.Inputs({"a": A, "b": replace(PLANES, keep_folder="a/kept")}), "Inputs a and b share a folder"),
         (lambda: merged({"a": A, "planes": PLANES}), "needs a transform that joins with planes"),
         (lambda: merged({"a": A, "b": files("b", partitions={"dt": "date"})}), "different columns: only one of them has dt"),
         (lambda: merged({"a": A, "b": B}, transform=len, check={"known": "name > ''"}), 'is for: check={"a"'),
         (lambda: declare(source=A, check={"known": {"a": "true"}}), "checks for input 'known', which its source does not have"),
         (
-            lambda: declare(source=Inputs({"a": A, "b": B}, wait_for_all=True), transform=len, on_poison="quarantine"),
+            lambda: declare(source=j.Inputs({"a": A, "b": B}, wait_for_all=True), transform=len, on_poison="quarantine"),
             "cannot set bad records aside and have wait_for_all",
         ),
         *(
-            (lambda kind=kind: Inputs({"a": OPAQUE, "b": B}, kind=kind), f"Inputs cannot be '{kind}': one of them is opaque")
+            (lambda kind=kind: j.Inputs({"a": OPAQUE, "b": B}, kind=kind), f"Inputs cannot be '{kind}': one of them is opaque")
             for kind in ("transactional", "best")
         ),
-        (lambda: merged({"a": A, "b": Changes("inbox.per_name")}, transform=len), "Pipeline inbox follows itself"),
+        (lambda: merged({"a": A, "b": j.Changes("inbox.per_name")}, transform=len), "Pipeline inbox follows itself"),
     ],
 }
 
@@ -264,15 +235,15 @@ def test_a_declaration_that_cannot_work_is_refused_when_it_is_made(cases: list[t
 
 
 def test_the_same_declaration_has_the_same_fingerprint() -> None:
-    again = Pipeline(name="inbox", source=replace(SOURCE), states={"per_name": replace(STATE)})
+    again = j.Pipeline(name="inbox", source=replace(SOURCE), states={"per_name": replace(STATE)})
     assert declare().spec == again.spec
-    undivided, divided = (declare(states={"log": rows(ranges)}).spec for ranges in (None, Ranges("n", 10)))
+    undivided, divided = (declare(states={"log": rows(ranges)}).spec for ranges in (None, j.Ranges("n", 10)))
     assert undivided.fingerprint == divided.fingerprint
     changed = declare(description="for people", window=9, concurrency=2, transform=lambda rows: rows)
     assert changed.spec.fingerprint == again.spec.fingerprint
 
 
-def windowed(window: Window | None) -> Pipeline:
+def windowed(window: Window | None) -> j.Pipeline:
     return declare_state(window=window)
 
 
@@ -284,22 +255,22 @@ KINDS = {
     "a state's name": declare(states={"other": STATE}),
     "NULL keys": declare_state(null_keys=True),
     "a key's type": declare_state(key={"name": "date"}),
-    "a value's type": declare_state(aggregates={"lines": Count(), "amount": Sum("amount", "integer")}),
-    "another merge": declare_state(aggregates={"lines": Count(), "amount": Max("amount")}),
-    "the sum of another column": declare_state(aggregates={"lines": Count(), "amount": Sum("price")}),
-    "the count of a column": declare_state(aggregates={"lines": Count("amount"), "amount": Sum("amount")}),
-    "a window": windowed(Tumbling("at", "1 hour")),
-    "its size": windowed(Tumbling("at", "2 hours")),
-    "its offset": windowed(Tumbling("at", "1 hour", offset="1 minute")),
-    "its type": windowed(Tumbling("at", "1 hour", type="timestamp")),
-    "when it is final": windowed(Tumbling("at", "1 hour", final_after="1 hour")),
+    "a value's type": declare_state(aggregates={"lines": j.Count(), "amount": j.Sum("amount", "integer")}),
+    "another merge": declare_state(aggregates={"lines": j.Count(), "amount": j.Max("amount")}),
+    "the sum of another column": declare_state(aggregates={"lines": j.Count(), "amount": j.Sum("price")}),
+    "the count of a column": declare_state(aggregates={"lines": j.Count("amount"), "amount": j.Sum("amount")}),
+    "a window": windowed(j.Tumbling("at", "1 hour")),
+    "its size": windowed(j.Tumbling("at", "2 hours")),
+    "its offset": windowed(j.Tumbling("at", "1 hour", offset="1 minute")),
+    "its type": windowed(j.Tumbling("at", "1 hour", type="timestamp")),
+    "when it is final": windowed(j.Tumbling("at", "1 hour", final_after="1 hour")),
     "what is recorded": windowed(HOURLY),
-    "a session": windowed(Session("at", "1 hour")),
-    "windows that slide": windowed(Sliding("at", "1 hour", "30 minutes", type="timestamp", final_after="0 hours")),
-    "windows that slide by their length": windowed(Sliding("at", "1 hour", "1 hour")),
+    "a session": windowed(j.Session("at", "1 hour")),
+    "windows that slide": windowed(j.Sliding("at", "1 hour", "30 minutes", type="timestamp", final_after="0 hours")),
+    "windows that slide by their length": windowed(j.Sliding("at", "1 hour", "1 hour")),
     "no query": asks(),
-    "a query": asks(StateQuery("inbox.by_name"), window=1),
-    "queries of the latest": asks(StateQuery("inbox.by_name", as_of="latest"), StateQuery("inbox.plane", as_of="latest")),
+    "a query": asks(j.StateQuery("inbox.by_name"), window=1),
+    "queries of the latest": asks(j.StateQuery("inbox.by_name", as_of="latest"), j.StateQuery("inbox.plane", as_of="latest")),
 }
 
 
@@ -318,12 +289,12 @@ def test_batches_that_depend_on_the_one_before_are_merged_one_by_one() -> None:
     assert alone == [False, True, True]
     of_queries = [specs[name] for name in ("no query", "a query", "queries of the latest")]
     assert [(spec.window, spec.awaits_previous) for spec in of_queries] == [(16, False), (1, True), (16, False)]
-    assert asks(StateQuery("inbox.by_name")).spec.window == 1
+    assert asks(j.StateQuery("inbox.by_name")).spec.window == 1
     accepted = replace(UNSURE, allow_not_repeatable=True)
     assert asks(accepted, guarantee="exactly_once", states={"s": STATE}).spec.queries == (accepted.read,)
 
 
 @pytest.mark.promise("decision:0053")
 def test_a_state_by_key_is_one_table() -> None:
-    found = [field.name for state in (State, Rows) for field in fields(state) if "partition" in field.name]
+    found = [field.name for state in (j.State, j.Rows) for field in fields(state) if "partition" in field.name]
     assert found == ["range_partitions"]
