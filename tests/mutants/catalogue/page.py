@@ -33,11 +33,11 @@ MUTANTS = (
     ),
     ACCESS_PY("an-action-may-come-from-no-site", SITE, "_own_hosts")(
         "return set([-filter(None, named)-]{+named+})",
-        "tests/page/test_request_limits.py::test_an_action_from_another_site_without_tls_is_refused",
+        f"{ACCESS}::test_an_action_from_another_site_without_tls_is_refused",
     ),
     ACCESS_PY("one-user-takes-all-threads", "limit:MOST_REQUESTS", "in_turn")(
         "async with [-turns-]{+asyncio.Semaphore()+}:",
-        "tests/page/test_request_limits.py::test_many_requests_of_one_user_leave_room_for_others",
+        f"{ACCESS}::test_many_requests_of_one_user_leave_room_for_others",
     ),
     ACTION_ROUTES("a-reader-is-offered-actions", USER, "prospect")(
         "if not access.is_allowed(user, access.[-ACT-]{+READ+}, pipeline):", f"{ACCESS}::test_readers_read_and_do_not_act"
