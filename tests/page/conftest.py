@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -16,7 +15,6 @@ from fastapi import FastAPI
 
 import tests.airflow_home  # noqa: F401 - before anything else imports Airflow
 from tests import in_process, servers
-from tests.batches import Batches
 from tests.conftest import register_pipelines
 from tests.page.pipelines import REGISTERED, write_authors
 from tests.page.users import AUTH_MANAGER, USERS, passwords, token_of
@@ -24,9 +22,6 @@ from tests.servers import shared_template
 from tidegate.page import declared_pipelines, ledger_connection
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 PATIENCE_SECONDS = 300
 JWT_SECRET = "the secret of this server's tokens, which has more than 64 bytes as HS512 wants"
@@ -156,20 +151,3 @@ def visit(server: Server) -> Iterator[Visit]:
 def store(server: Server) -> Iterator[StateStore]:
     with StateStore.connect(server.settings) as connected:
         yield connected
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    from tests.page.browsers import launched  # noqa: PLC0415 - few tests need Playwright
-
-    with launched() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: "Browser", server: Server, clicks: Batches) -> Iterator["Page"]:
-    """An empty tab of the administrator, in which nothing may go wrong, beside the module's batches."""
-    from tests.page.browsers import tab_of  # noqa: PLC0415
-
-    with tab_of(browser, server, "admin") as page:
-        yield page

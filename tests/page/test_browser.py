@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.batches import Batches
 from tests.page.auth_manager import GRANTS
-from tests.page.browsers import dialog_of, needs_chromium, tab_of
+from tests.page.browsers import dialog_of, launched, needs_chromium, tab_of
 from tests.page.conftest import Server
 from tests.page.ledgers import as_owner
 from tests.page.pipelines import CLICKS
@@ -37,6 +37,19 @@ def clicks(server: Server) -> Iterator[Batches]:
             as_owner(server.settings, INSERT, record)
         batches.commit(1)
         yield batches
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with launched() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server, clicks: Batches) -> Iterator[Page]:
+    """An empty tab of the administrator, in which nothing may go wrong."""
+    with tab_of(browser, server, "admin") as page:
+        yield page
 
 
 @pytest.mark.promise("decision:0056")
