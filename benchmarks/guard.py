@@ -26,10 +26,10 @@ from benchmarks.project import Project, stack_without_airflow
 from tidegate.jobs import Pipeline
 from tidegate.jobs.compute.stage.staging_sink import SORTED_ROWS, PartialsReader
 from tidegate.state_store import StateStore
+from tidegate.state_store.attempt.attempts import Attempt, StagedPartition, Tracked
+from tidegate.state_store.attempt.staging_tables import digest_statement
 from tidegate.state_store.connections.copy_into_staging import copy_partition
 from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import Attempt, StagedPartition, Tracked
-from tidegate.state_store.seal.staging_tables import digest_statement
 from tidegate.state_store.states.state_tables import staging_table_of
 
 BARE = "bare COPY + upsert"

@@ -39,10 +39,10 @@ from tidegate.dags.waiting_tasks import Halt
 from tidegate.jobs.engine.log_fields import about
 from tidegate.jobs.engine.txid_ranges import next_run, parameters_of_next, run_before
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempt.begin_attempt import Mode
+from tidegate.state_store.attempt.attempts import AirflowTry
 from tidegate.state_store.base.errors import PipelinePaused, RetryableError, TidegateError, UsageError, describe
 from tidegate.state_store.commit.commit_record import Commit
-from tidegate.state_store.seal.attempts import AirflowTry
+from tidegate.state_store.turns.begin_attempt import Mode
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage

@@ -41,10 +41,10 @@ from tidegate.dags.waiting_tasks import Answer, Awaited, Place
 from tidegate.jobs.engine.log_fields import about
 from tidegate.jobs.engine.spans import Spans
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempt.turns import UNREGISTERED, Turn
 from tidegate.state_store.base.errors import TidegateError
 from tidegate.state_store.ledger.batches import MAX_TXID
 from tidegate.state_store.read_ledger.trace_times import AttemptTimes
+from tidegate.state_store.turns.batch_turns import UNREGISTERED, Turn
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tidegate.dags.waiting_tasks import Answer, Place
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempt.turns import UNREGISTERED, Turn
+from tidegate.state_store.turns.batch_turns import UNREGISTERED, Turn
 
 SECONDS_BETWEEN_LOOKS = 2.0
 # Airflow takes this long, at most, to show that a task which was sent to a worker is on its way.

@@ -19,9 +19,9 @@ from airflow.sdk.observability import stats
 
 from tidegate.jobs.engine.listeners import Listener, harmless
 from tidegate.state_store import StateStore
+from tidegate.state_store.attempt.attempts import FENCED
 from tidegate.state_store.base.errors import code_and_fault
 from tidegate.state_store.read_ledger.trace_times import AttemptTimes
-from tidegate.state_store.seal.attempts import FENCED
 
 SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 MISSING = "some of Airflow's metrics are missing."

@@ -2,8 +2,8 @@
 
 from typing import Literal, NamedTuple, TypedDict
 
-from tidegate.state_store.attempt.turns import Turn
 from tidegate.state_store.read_ledger.trace_times import AttemptTimes
+from tidegate.state_store.turns.batch_turns import Turn
 
 # process: a worker, or the end of the processing by another task. begin: room in the window. commit: the turn to commit.
 Awaited = Literal["process", "begin", "commit"]

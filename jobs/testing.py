@@ -28,12 +28,12 @@ from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.inputs.read import merged
 from tidegate.jobs.spark.task_errors import reported_in
 from tidegate.jobs.state_queries import How, answered_by
+from tidegate.state_store.attempt.attempts import Attempt
 from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 from tidegate.state_store.ledger.batches import encode_metadata
 from tidegate.state_store.ledger.counted_files import TakenFile, files_in
-from tidegate.state_store.seal.attempts import Attempt
 
 MAX_BATCHES = 100
 Rows = Counter[tuple[Any, ...]]

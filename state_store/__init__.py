@@ -11,7 +11,7 @@ key; the cursor is the pipeline's row with the last committed txid.
     commit   commit_batch   one transaction: lock the cursor, check, merge, advance, record (I1-I3, I14)
 
 The commit and the start of an attempt lock, read their facts in one statement (`commit.commit_facts`), and let pure functions
-decide (`commit.verdicts`, `attempt.begin_attempt`); turns, which are hints, decide so, too, without a lock (`attempt.turns`).
+decide (`commit.verdicts`, `turns.begin_attempt`); turns, which are hints, decide so, too, without a lock (`turns.batch_turns`).
 
 What a crash leaves, and what follows:
 
@@ -31,10 +31,10 @@ The rooms; each imports only those above it, and `store` all of them:
     declarations      pipelines, states, columns and windows, as they are declared
     ledger            its tables and schema; batches, plans, cursors, files that have counted, the witness
     states            the tables of states: what they should be, whether they still are; rows by key
-    seal              staged rows, and the seal of the newest attempt
+    attempt           an attempt's row and heartbeat, its staged rows, its seal
     commit            the ordered commit, and all that it does to states
     operate           what operators do, each action with its record
-    attempt           when a batch may begin or commit, and how an attempt at it begins
+    turns             when a batch may begin or commit, and how an attempt at it begins
     read_ledger       what reports, the page and metrics read
     pipeline_changes  a pipeline is registered, declared otherwise, rebuilt or retired
     read_states       rows for programs, named queries and transforms

@@ -14,10 +14,8 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from tidegate.state_store.attempt import begin_attempt
-from tidegate.state_store.attempt import turns as turn_hints
-from tidegate.state_store.attempt.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded
-from tidegate.state_store.attempt.turns import UNREGISTERED, Turn
+from tidegate.state_store.attempt import attempts, staging_tables
+from tidegate.state_store.attempt.attempts import AirflowTry, Attempt
 from tidegate.state_store.base.errors import LockHeld, StoreUnavailable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.commit import (
@@ -48,9 +46,10 @@ from tidegate.state_store.read_ledger.wait_facts import Wait
 from tidegate.state_store.read_states import state_rows as rows_of_states
 from tidegate.state_store.read_states import transform_reads
 from tidegate.state_store.read_states.transform_reads import QueriedState
-from tidegate.state_store.seal import attempts, staging_tables
-from tidegate.state_store.seal.attempts import AirflowTry, Attempt
 from tidegate.state_store.states import range_partitions
+from tidegate.state_store.turns import batch_turns, begin_attempt
+from tidegate.state_store.turns.batch_turns import UNREGISTERED, Turn
+from tidegate.state_store.turns.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded
 
 logger = logging.getLogger(__name__)
 
@@ -271,8 +270,8 @@ class StateStore(Database):
             finally:
                 unprepared.invalidate()  # it may be lost: then tasks that needed its snapshot have failed
 
-    next_unbegun = reads("looking for a batch that has not begun", turn_hints.next_unbegun)
-    is_in_work = reads("looking for a running attempt", turn_hints.is_in_work)
+    next_unbegun = reads("looking for a batch that has not begun", batch_turns.next_unbegun)
+    is_in_work = reads("looking for a running attempt", batch_turns.is_in_work)
     keep_alive = writes("looking after {}", attempts.keep_alive)
     note_spark = writes_later("noting where {} computes", attempts.write_spark)
 
@@ -441,13 +440,13 @@ class StateStore(Database):
 
     # queries
 
-    turns = reads("reading whose turn it is", turn_hints.turns)
+    turns = reads("reading whose turn it is", batch_turns.turns)
 
     def turn(self, pipeline: str, txid: int) -> Turn:
         """Return whether a txid may commit now, as far as is known without the cursor's lock."""
         return self.turns([(pipeline, txid)]).get((pipeline, txid), UNREGISTERED)
 
-    processing = reads("reading what is processed", turn_hints.processing)
+    processing = reads("reading what is processed", batch_turns.processing)
     lag = reads("reading the lag", pipeline_overview.lag)
 
     def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:

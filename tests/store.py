@@ -4,9 +4,9 @@ Tests import them from here, and `Settings`, `StateStore` and the errors from `t
 """
 
 from tidegate.state_store import store
-from tidegate.state_store.attempt import begin_attempt, turns
-from tidegate.state_store.attempt.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded
-from tidegate.state_store.attempt.turns import Turn
+from tidegate.state_store.attempt import attempts
+from tidegate.state_store.attempt.attempts import NO_TASK, AirflowTry, Attempt, StagedPartition, Tracked
+from tidegate.state_store.attempt.staging_tables import digest_statement
 from tidegate.state_store.base import errors, project
 from tidegate.state_store.base.project import HOME_VARIABLE, STACK_FOLDER
 from tidegate.state_store.commit import (
@@ -67,10 +67,10 @@ from tidegate.state_store.read_states import executor_lookup, state_rows
 from tidegate.state_store.read_states.named_query_answers import ask
 from tidegate.state_store.read_states.state_rows import StateReader, changes, version_of
 from tidegate.state_store.read_states.transform_reads import QueriedState
-from tidegate.state_store.seal import attempts
-from tidegate.state_store.seal.attempts import NO_TASK, AirflowTry, Attempt, StagedPartition, Tracked
-from tidegate.state_store.seal.staging_tables import digest_statement
 from tidegate.state_store.states import key_lookup, partitions, range_partitions, state_tables
 from tidegate.state_store.states.key_lookup import get
 from tidegate.state_store.states.state_tables import state_table_of
 from tidegate.state_store.store import STAGING_DROPS_PER_PLAN
+from tidegate.state_store.turns import batch_turns, begin_attempt
+from tidegate.state_store.turns.batch_turns import Turn
+from tidegate.state_store.turns.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded

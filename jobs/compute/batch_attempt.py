@@ -37,11 +37,11 @@ from tidegate.jobs.spark.task_errors import reported_in
 from tidegate.jobs.state_queries import answered_by
 from tidegate.jobs.states import AnyState
 from tidegate.state_store import StateStore
+from tidegate.state_store.attempt.attempts import Attempt, Tracked
 from tidegate.state_store.base import errors
 from tidegate.state_store.declarations.pipeline_spec import QuarantineSpec, StateSpec
 from tidegate.state_store.ledger.batches import QUARANTINED
 from tidegate.state_store.read_states.transform_reads import QueriedState
-from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 logger = logging.getLogger(__name__)
 

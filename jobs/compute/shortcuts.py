@@ -15,9 +15,9 @@ from tidegate.jobs.compute.stage.row_tracking import is_tracked
 from tidegate.jobs.compute.stage.stage_partials import FEW_ROWS
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.sources import InputFacts
+from tidegate.state_store.attempt.attempts import Attempt
 from tidegate.state_store.declarations.pipeline_spec import StateSpec
 from tidegate.state_store.ledger.batches import QUARANTINED
-from tidegate.state_store.seal.attempts import Attempt
 
 # One task reads a batch of up to UNSPLIT_BYTES in no more time than several tasks and a shuffle take. Without a transform,
 # which may be what takes the time, a single file of up to UNSHARED_BYTES is left to one task, too, because other batches keep

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.state_store import StateStore
+from tidegate.state_store.attempt.attempts import Attempt
 from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.ledger.batches import QUARANTINED
-from tidegate.state_store.seal.attempts import Attempt
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from tidegate.jobs.registry import find_pipeline, has_pipeline, pipeline_names, 
 from tidegate.jobs.sources import Coordinator
 from tidegate.jobs.sources.binding import coordinator_of, replayed_with
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempt.begin_attempt import ReplanNeeded
 from tidegate.state_store.base.errors import PipelinePaused, PipelineRetired, SourceUnavailable, describe
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput, encode_metadata, position_of
 from tidegate.state_store.ledger.counted_files import TakenFile
 from tidegate.state_store.ledger.plan_outcomes import Beginning
+from tidegate.state_store.turns.begin_attempt import ReplanNeeded
 
 logger = logging.getLogger(__name__)
 

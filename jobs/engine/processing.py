@@ -17,11 +17,11 @@ from tidegate.jobs.engine.planning import replan
 from tidegate.jobs.engine.poison import Outcome, fault_of, outcome_of
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempt.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded
+from tidegate.state_store.attempt.attempts import AirflowTry, Attempt
 from tidegate.state_store.base.errors import AttemptFenced, BatchRetried, Fault, PermanentError, UsageError, describe
 from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import AirflowTry, Attempt
+from tidegate.state_store.turns.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded
 
 logger = logging.getLogger(__name__)
 

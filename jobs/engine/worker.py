@@ -28,11 +28,11 @@ from tidegate.jobs.engine.spans import Spans
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempt.begin_attempt import Mode, NotStarted
+from tidegate.state_store.attempt.attempts import AirflowTry
 from tidegate.state_store.base.errors import AttemptFenced, describe
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.commit.commit_record import Commit
-from tidegate.state_store.seal.attempts import AirflowTry
+from tidegate.state_store.turns.begin_attempt import Mode, NotStarted
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMe
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from tidegate.state_store.attempt.attempts import Attempt
     from tidegate.state_store.ledger.counted_files import TakenFile
-    from tidegate.state_store.seal.attempts import Attempt
 
 # Columns that `Emitter.emit_records` adds: the record's place, why it cannot be read (NULL: it can), and its raw text.
 HIDDEN = ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidegate.state_store import StateStore
+    from tidegate.state_store.attempt.attempts import Attempt
     from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
-    from tidegate.state_store.seal.attempts import Attempt
 
 _SPARK_NAMES = {"text": "string", "integer": "int", "timestamptz": "timestamp", "timestamp": "timestamp_ntz", "bytea": "binary"}
 _UPSTREAM = """

@@ -15,7 +15,7 @@ from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMe
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidegate.state_store.seal.attempts import Attempt
+    from tidegate.state_store.attempt.attempts import Attempt
 
 Row = Sequence[Any]
 

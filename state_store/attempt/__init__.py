@@ -1,1 +1,1 @@
-"""When a batch may begin or commit, and how an attempt at it begins."""
+"""What an attempt leaves for the commit: staged rows, and the seal of the newest attempt."""

@@ -14,11 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import insert
 
+from tidegate.state_store.attempt.attempts import LockedBatch
 from tidegate.state_store.base.errors import CheckFailed, DeclarationInvalid, TidegateError, class_and_text, skip_command
 from tidegate.state_store.commit.quarantined_records import is_replay, set_aside, without_set_aside
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.seal.attempts import LockedBatch
 from tidegate.state_store.states import state_tables
 from tidegate.state_store.states.state_tables import StagedBatch
 

@@ -14,12 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from tidegate.state_store.attempt import attempts
+from tidegate.state_store.attempt.attempts import AttemptRow, LockedBatch
 from tidegate.state_store.ledger import batches, cursors, tables
 from tidegate.state_store.ledger.batches import BatchInput, InputRow
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.ledger.cursors import Cursor, DatabaseFacts, Retired
-from tidegate.state_store.seal import attempts
-from tidegate.state_store.seal.attempts import AttemptRow, LockedBatch
 from tidegate.state_store.states import table_identity
 from tidegate.state_store.states.table_identity import StrangeTable
 

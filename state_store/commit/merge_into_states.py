@@ -23,6 +23,8 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from tidegate.state_store.attempt import staging_tables
+from tidegate.state_store.attempt.attempts import LockedBatch, StagedPartition
 from tidegate.state_store.base.errors import GuardMismatch, Overflow
 from tidegate.state_store.commit import author_updates, commit_checks, event_windows, merge_expressions
 from tidegate.state_store.commit.author_updates import UpdateBatch
@@ -33,8 +35,6 @@ from tidegate.state_store.connections.postgres_errors import is_too_large_row
 from tidegate.state_store.declarations.column_spec import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, Staged, StateSpec
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.seal import staging_tables
-from tidegate.state_store.seal.attempts import LockedBatch, StagedPartition
 from tidegate.state_store.states import partitions, range_partitions, state_tables
 from tidegate.state_store.states.state_tables import StagedBatch
 

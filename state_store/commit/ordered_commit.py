@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from tidegate.state_store.attempt import attempts
 from tidegate.state_store.commit import commit_facts, commit_record, merge_into_states, verdicts
 from tidegate.state_store.commit.commit_facts import BatchFacts
 from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger import counted_files, cursors
 from tidegate.state_store.ledger.commit_witness import Witness
-from tidegate.state_store.seal import attempts
 
 # The most batches that one transaction merges: enough for most of the gain in speed, few enough to repeat if it fails.
 MAX_BATCHES_TOGETHER = 100

@@ -3,6 +3,7 @@
 Numbers such as I3 are rules of docs/protocol.md.
 """
 
+from tidegate.state_store.attempt.attempts import AttemptRow, LockedBatch
 from tidegate.state_store.base.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
@@ -15,7 +16,6 @@ from tidegate.state_store.commit.commit_facts import BatchFacts, CommitFacts, Re
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger.batches import BatchInput, unknown_batch
 from tidegate.state_store.ledger.cursors import Cursor, check_not_retired
-from tidegate.state_store.seal.attempts import AttemptRow, LockedBatch
 from tidegate.state_store.states import table_identity
 
 MAX_ROWS_TOGETHER = 10_000_000  # staged rows of several batches in one transaction; a batch alone may have more

@@ -134,6 +134,9 @@ class StateSpec:
             raise ValueError(f"State {self.name} cannot record changes without the values before: declare kind='opaque'.")
         self._check_window()
         self._check_ranges()
+        self._check_columns()
+
+    def _check_columns(self) -> None:
         arrays = [key.name for key in self.keys if key.type.element]
         arrays += [value.name for value in self.values if value.type.element and value.merge not in ARRAY_MERGES]
         if arrays:

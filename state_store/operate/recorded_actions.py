@@ -10,6 +10,8 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from tidegate.state_store.attempt import attempts
+from tidegate.state_store.attempt.attempts import LockedBatch
 from tidegate.state_store.base.errors import PipelinePaused, RangeRefused, Unprocessed
 from tidegate.state_store.commit import commit_facts, commit_record, merge_into_states, quarantined_records, verdicts
 from tidegate.state_store.commit.commit_record import Commit
@@ -21,8 +23,6 @@ from tidegate.state_store.ledger.batches import QUARANTINED, encode_metadata, po
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.operate.action_record import write_action
 from tidegate.state_store.operate.redo_refusals import check_not_followed, check_not_read, check_not_rebuilt, check_redoable
-from tidegate.state_store.seal import attempts
-from tidegate.state_store.seal.attempts import LockedBatch
 from tidegate.state_store.states import state_tables, table_identity, table_shape
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from tidegate.state_store.attempt import attempts, staging_tables
 from tidegate.state_store.base.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
 from tidegate.state_store.connections import statement_text
 from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS
@@ -23,7 +24,6 @@ from tidegate.state_store.ledger.cursors import Retired
 from tidegate.state_store.operate.action_record import write_action
 from tidegate.state_store.pipeline_changes import registration
 from tidegate.state_store.read_ledger import pipeline_facts, pipeline_overview
-from tidegate.state_store.seal import attempts, staging_tables
 from tidegate.state_store.states import range_partitions
 
 ENDED = f"{attempts.FENCED}: the pipeline was retired."

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import JSONB
 
+from tidegate.state_store.attempt import attempts
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import cursors, tables, undeclared_columns
 from tidegate.state_store.read_ledger.batch_phases import UNCOMMITTED, Phase
-from tidegate.state_store.seal import attempts
 
 # Counts stop at these: beyond them, the exact number does not matter.
 MOST_RECORDS, MOST_ACKS, MOST_STAGED, MOST_SILENCES = 1_000_000, 10_000, 20_000, 1000

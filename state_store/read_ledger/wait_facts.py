@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from tidegate.state_store.attempt.turns import has_room, turns
+from tidegate.state_store.attempt import attempts
 from tidegate.state_store.base.errors import HoleDetected, TidegateError
 from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.ledger.commit_witness import Mark, Witness
@@ -23,7 +23,7 @@ from tidegate.state_store.read_ledger import pipeline_facts
 from tidegate.state_store.read_ledger.batch_phases import Phase
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.read_ledger.pipeline_facts import ERROR_CHARACTERS
-from tidegate.state_store.seal import attempts
+from tidegate.state_store.turns.batch_turns import has_room, turns
 
 ATTEMPTS_LOOKED_AT = 20  # the newest ones of a batch
 

@@ -170,9 +170,9 @@ def test_a_parquet_row_with_a_value_that_does_not_fit_is_set_aside(folder: Folde
 def test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("parquet_columns", "parquet_tasks"):
+    for module in ("parquet_footers", "parquet_tasks"):
         monkeypatch.setattr(f"tidegate.jobs.sources.files.formats.parquet_files.{module}.MAX_RECORD_BYTES", 1000)
-    monkeypatch.setattr("tidegate.jobs.sources.files.formats.parquet_files.parquet_columns.LONG_ROW_BYTES", 50)
+    monkeypatch.setattr("tidegate.jobs.sources.files.formats.parquet_files.parquet_footers.LONG_ROW_BYTES", 50)
     wide = {f"c{number}": "string" for number in range(9)}
     row, longer = (dict.fromkeys(wide, "x" * size) | {"c3": "y" * 7 * size} for size in (100, 1000))
     file = folder.write("01.parquet", parquet_of(pa.Table.from_pylist([longer])))

@@ -9,13 +9,14 @@ from tests.checkout import REPOSITORY
 
 STORE = REPOSITORY / "state_store"
 # Where a column of the ledger decides something.
-TURNS, VERDICTS, ATTEMPTS, ACTIONS = "attempt/turns.py", "commit/verdicts.py", "seal/attempts.py", "operate/recorded_actions.py"
+TURNS, VERDICTS = "turns/batch_turns.py", "commit/verdicts.py"
+ATTEMPTS, ACTIONS = "attempt/attempts.py", "operate/recorded_actions.py"
 DECIDES = {
     "sealed_at": (VERDICTS, ATTEMPTS),
     "failed_at": (TURNS, VERDICTS, ACTIONS, "operate/redo_refusals.py", ATTEMPTS),
     "seen_at": (ATTEMPTS,),
     "halted_at": (TURNS, VERDICTS, "ledger/batches.py", ACTIONS),
-    "skip_reason": ("attempt/begin_attempt.py", TURNS, "commit/ordered_commit.py", VERDICTS, "ledger/batches.py", ACTIONS),
+    "skip_reason": ("turns/begin_attempt.py", TURNS, "commit/ordered_commit.py", VERDICTS, "ledger/batches.py", ACTIONS),
     "retired_at": (TURNS, "ledger/tables.py"),
 }
 # Where it is shown to people, or handed on to one of the files above; `plan` has a column of the name, too.

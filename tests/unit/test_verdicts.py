@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 from tests import store
-from tests.store import NotStarted, PipelineSpec, attempts, begin_attempt, commit_facts, cursors, errors, turns, verdicts
+from tests.store import NotStarted, PipelineSpec, attempts, batch_turns, begin_attempt, commit_facts, cursors, errors, verdicts
 from tidegate.jobs import Count, Files, Pipeline, State
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -254,12 +254,12 @@ def test_turns_open_in_order_and_wait_only_for_batches_that_come() -> None:
     ):
         newest = newest_ones[name]
         of_pipeline = (committed, 2, NOW if paused else None, NOW if retired else None, alone, OPAQUE.fingerprint, merge)
-        now = turns.TurnFacts(
+        now = batch_turns.TurnFacts(
             *("p", 3, *of_pipeline, halted, "why", *unended, int(newest is not None), "why" if given_up else None),
             awaits_ack=awaits,
             newest=newest,
         )
-        turn = turns.turn(now)
+        turn = batch_turns.turn(now)
         is_next, is_committed = committed == 2, committed == 3
         has_ended = newest is not None and (newest.sealed_at or newest.failed_at) is not None
         coming, begun = unended

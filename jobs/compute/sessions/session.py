@@ -25,9 +25,9 @@ from tidegate.jobs.compute.sessions.executor_packages import check_executors
 from tidegate.jobs.spark.library_internals import add_artifacts, close_channel, leave_on_server, set_deadlines
 from tidegate.jobs.spark.port_owner import Server, can_see_all, loopback_address, trusted_users
 from tidegate.jobs.spark.spark_errors import meaning_of
+from tidegate.state_store.attempt.attempts import Attempt
 from tidegate.state_store.base.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable, TidegateError
 from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.seal.attempts import Attempt
 
 logger = logging.getLogger(__name__)
 

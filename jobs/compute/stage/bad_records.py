@@ -30,8 +30,8 @@ from tidegate.state_store.declarations.pipeline_spec import INPUT_END
 
 if TYPE_CHECKING:
     from tidegate.jobs.pipeline import Pipeline
+    from tidegate.state_store.attempt.attempts import Attempt
     from tidegate.state_store.operate.mended_records import Original
-    from tidegate.state_store.seal.attempts import Attempt
 
 SHOWN_CHARACTERS = 200
 # Of records that a task holds at a time, besides ROWS_AT_ONCE: each may have some megabytes.

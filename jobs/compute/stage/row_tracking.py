@@ -40,7 +40,7 @@ from tidegate.jobs.states import AnyState
 from tidegate.state_store.base.errors import DeclarationInvalid, RowsLost
 
 if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
-    from tidegate.state_store.seal.attempts import Attempt
+    from tidegate.state_store.attempt.attempts import Attempt
 
 # Columns that are removed before COPY. ID is the hash of a row; in a partial, ROWS is the number of its rows, and HASH the sum
 # of their hashes, or the hash of the partial itself.

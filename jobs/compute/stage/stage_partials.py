@@ -9,11 +9,11 @@ from tidegate.jobs.compute.stage import staging_sink
 from tidegate.jobs.compute.stage.row_tracking import ROWS, RowSums, signed
 from tidegate.jobs.spark.task_connections import conninfo_of_tasks
 from tidegate.state_store import StateStore
+from tidegate.state_store.attempt.attempts import NO_TASK, Attempt, StagedPartition
+from tidegate.state_store.attempt.staging_tables import digest_statement
 from tidegate.state_store.base import errors
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import Staged, StateSpec
-from tidegate.state_store.seal.attempts import NO_TASK, Attempt, StagedPartition
-from tidegate.state_store.seal.staging_tables import digest_statement
 from tidegate.state_store.states.state_tables import staging_table_of
 
 # At most this number of partials of a state is fetched and staged in process: a bound in rows, and so in memory.

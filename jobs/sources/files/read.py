@@ -50,7 +50,7 @@ from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from tidegate.jobs.sources.files.formats.file_part_tasks import TaskReader
-    from tidegate.state_store.seal.attempts import Attempt
+    from tidegate.state_store.attempt.attempts import Attempt
 
 MOST_BYTES_HERE = 16 * 1024 * 1024  # go to Spark in one message
 # Of Spark's errors: the store refuses Spark.

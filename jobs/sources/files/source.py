@@ -35,7 +35,7 @@ from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
-    from tidegate.state_store.seal.attempts import Attempt
+    from tidegate.state_store.attempt.attempts import Attempt
 
 OnNewColumn = Literal["notice", "block"]
 

@@ -24,7 +24,7 @@ from tidegate.state_store.declarations.column_spec import check_name
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata, composed_of
 
 if TYPE_CHECKING:
-    from tidegate.state_store.seal.attempts import Attempt
+    from tidegate.state_store.attempt.attempts import Attempt
 
 _WEAKEST_FIRST: tuple[SourceKind, ...] = ("non-transactional", "opaque", "transactional")
 

@@ -43,7 +43,7 @@ from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidegate.state_store.seal.attempts import Attempt
+    from tidegate.state_store.attempt.attempts import Attempt
 
 COLUMNS = {
     "key": "binary",

@@ -32,7 +32,7 @@ from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from tidegate.jobs.sources.kafka.topic import Topic
-    from tidegate.state_store.seal.attempts import Attempt
+    from tidegate.state_store.attempt.attempts import Attempt
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidegate.state_store.seal.attempts import Attempt
+    from tidegate.state_store.attempt.attempts import Attempt
 
 # Rows are parsed in blocks of about this size; a longer row is a block of its own.
 BLOCK_BYTES = 1 << 20

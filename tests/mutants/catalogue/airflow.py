@@ -5,7 +5,7 @@ from tests.mutants.planted_fault import in_file
 TRIGGER = in_file("dags/batch_trigger.py")
 DISPATCH = in_file("dags/dispatch.py")
 TASKS = in_file("dags/batch_tasks.py")
-TURNS = in_file("state_store/attempt/turns.py")
+TURNS = in_file("state_store/turns/batch_turns.py")
 PIPELINE = in_file("jobs/pipeline.py")
 AIRFLOW_REPORT = in_file("tidegate/explain/airflow_report.py")
 SUPERVISOR = in_file("tidegate/stack/supervisor.py")

@@ -2,10 +2,10 @@
 
 from tests.mutants.planted_fault import in_file
 
-FILE = in_file("state_store/attempt/begin_attempt.py")
-TURNS = in_file("state_store/attempt/turns.py")
+FILE = in_file("state_store/turns/begin_attempt.py")
+TURNS = in_file("state_store/turns/batch_turns.py")
 COMMIT_FACTS = in_file("state_store/commit/commit_facts.py")
-ATTEMPTS_PY = in_file("state_store/seal/attempts.py")
+ATTEMPTS_PY = in_file("state_store/attempt/attempts.py")
 STORE = in_file("state_store/store.py")
 WORKER = in_file("jobs/engine/worker.py")
 
@@ -18,7 +18,7 @@ QUERIES = "tests/jobs/test_state_queries.py"
 
 MUTANTS = (
     FILE("a-pause-lets-batches-begin", "error:PIPELINE_PAUSED", "_reason_against")(
-        "if turns.is_held(batch.locked.attempt{+ - 1+},",
+        "if batch_turns.is_held(batch.locked.attempt{+ - 1+},",
         STARTS,
         "tests/conformance/test_policies.py::test_a_paused_pipeline_plans_nothing_and_ends_only_what_has_begun",
     ),

@@ -7,7 +7,7 @@ VERDICTS = in_file("state_store/commit/verdicts.py")
 RECORD = in_file("state_store/commit/commit_record.py")
 ACTIONS = in_file("state_store/operate/recorded_actions.py")
 ANSWER_DEADLINES = in_file("state_store/connections/answer_deadlines.py")
-ATTEMPTS_PY = in_file("state_store/seal/attempts.py")
+ATTEMPTS_PY = in_file("state_store/attempt/attempts.py")
 
 ORDERED = "tests/integration/test_ordered_commit.py"
 READY = "tests/integration/test_commit_ready.py"

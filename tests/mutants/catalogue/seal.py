@@ -2,8 +2,8 @@
 
 from tests.mutants.planted_fault import in_file
 
-ATTEMPTS_PY = in_file("state_store/seal/attempts.py")
-STAGING = in_file("state_store/seal/staging_tables.py")
+ATTEMPTS_PY = in_file("state_store/attempt/attempts.py")
+STAGING = in_file("state_store/attempt/staging_tables.py")
 SETTINGS = in_file("state_store/base/settings.py")
 
 ATTEMPTS = "tests/integration/test_attempts.py"

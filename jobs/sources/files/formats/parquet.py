@@ -1,4 +1,4 @@
-"""Reads Parquet files; the module `parquet_files.parquet_columns` decides which stored type may be read as which."""
+"""Reads Parquet files; the module `parquet_files.parquet_footers` decides which stored type may be read as which."""
 
 from collections.abc import Iterable
 from functools import reduce
@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from tidegate.jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
 from tidegate.jobs.sources.column_types import columns_of, parse_type, quoted
-from tidegate.jobs.sources.files.formats.parquet_files.parquet_columns import Footer, arrow_types, count_rows, read_footer
+from tidegate.jobs.sources.files.formats.parquet_files.parquet_footers import Footer, arrow_types, count_rows, read_footer
 from tidegate.jobs.sources.files.formats.parquet_files.parquet_tasks import RowGroups, RowsReader
 from tidegate.jobs.sources.files.formats.records.json_records import JsonParser
 from tidegate.jobs.sources.files.formats.text_files.text_tasks import PayloadsReader, schema_of

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.jobs.sources.files.formats.file_part_tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
-from tidegate.jobs.sources.files.formats.parquet_files.parquet_columns import too_long
+from tidegate.jobs.sources.files.formats.parquet_files.parquet_footers import too_long
 from tidegate.jobs.sources.files.formats.records.text_records import MAX_RECORD_BYTES
 from tidegate.jobs.sources.files.stores.object_places import Place, for_arrow
 from tidegate.jobs.spark.task_errors import reported

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
+from tidegate.state_store.attempt import attempts
+from tidegate.state_store.attempt.attempts import AttemptRow
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import with_current_attempt
-from tidegate.state_store.seal import attempts
-from tidegate.state_store.seal.attempts import AttemptRow
 
 # A ready batch waits for this multiple of the last merge's duration: a long time after a large merge, hardly any after a small
 # one. It never waits longer than the limit, even if the machine's clock was changed since the last merge or the seal.

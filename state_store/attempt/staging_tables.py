@@ -18,6 +18,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import CreateTable, DropTable
 
+from tidegate.state_store.attempt.attempts import NO_TASK, Attempt, StagedPartition
 from tidegate.state_store.base.errors import GuardMismatch, Unprocessed
 from tidegate.state_store.connections.copy_into_staging import CsvReader, copy_rows
 from tidegate.state_store.connections.database import left_for_later
@@ -25,7 +26,6 @@ from tidegate.state_store.connections.statement_text import DIALECT, ddl, quoted
 from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, Staged
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.seal.attempts import NO_TASK, Attempt, StagedPartition
 from tidegate.state_store.states import state_tables
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from tidegate.state_store.attempt import turns
+from tidegate.state_store.attempt import attempts, staging_tables
+from tidegate.state_store.attempt.attempts import FENCED, AirflowTry, Attempt, LockedBatch
 from tidegate.state_store.commit import commit_facts, commit_record, verdicts
 from tidegate.state_store.commit.commit_facts import BatchFacts, CommitFacts
 from tidegate.state_store.commit.commit_record import Commit
@@ -23,8 +24,7 @@ from tidegate.state_store.ledger.batches import BatchInput, decode_metadata, enc
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.ledger.cursors import check_not_retired
 from tidegate.state_store.operate.redo_refusals import check_not_read, check_redoable
-from tidegate.state_store.seal import attempts, staging_tables
-from tidegate.state_store.seal.attempts import FENCED, AirflowTry, Attempt, LockedBatch
+from tidegate.state_store.turns import batch_turns
 
 BATCHES_LOOKED_BACK = 10
 # resume: unless the newest attempt is sealed; take over: so, too, though another process is at work; first: only if there is no
@@ -125,14 +125,14 @@ def _reason_against(
             return NotStarted.BEGUN
         if mode != "take over" and newest.is_at_work_elsewhere:
             return NotStarted.IN_WORK
-    if turns.is_held(batch.locked.attempt, facts.registered.paused_at):
+    if batch_turns.is_held(batch.locked.attempt, facts.registered.paused_at):
         return NotStarted.PAUSED
     return None if _has_room(spec, facts, batch.locked.txid) else NotStarted.AHEAD
 
 
 def _has_room(spec: PipelineSpec, facts: CommitFacts, txid: int) -> bool:
     """Return whether the window has room; a batch that reads states as of the previous txid follows its commit (I21)."""
-    return turns.has_room(txid, facts.cursor.txid, 1 if spec.awaits_previous else facts.registered.window)
+    return batch_turns.has_room(txid, facts.cursor.txid, 1 if spec.awaits_previous else facts.registered.window)
 
 
 def _keeps_input(spec: PipelineSpec, batch: BatchFacts, previous: BatchInput | None) -> bool:
