@@ -46,7 +46,7 @@ def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandL
 
     halted = tidegate.json("why", "flights")["causes"][-1]
     assert (halted["code"], halted["error"], halted["action"]) == ("HALTED", "MALFORMED_RECORD", {"verb": "retry", "txid": 1})
-    assert sorted(halted) == sorted(["code", "sentence", "txid", "since", "advice", "command", "action", "severity", "error"])
+    assert " ".join(halted) == "code sentence txid since advice command action severity error is_beside"
 
 
 def test_airflow_is_asked_also_if_something_else_needs_attention(tidegate: CommandLine) -> None:
@@ -61,6 +61,7 @@ def test_airflow_is_asked_also_if_something_else_needs_attention(tidegate: Comma
     record = "INSERT INTO tidegate.quarantine VALUES ('flights', 1, 1, 'bad', 'a.csv:1', 'x', true)"
     execute(tidegate.settings.conninfo(user=tidegate.settings.pg_owner), record)
     assert codes() == ["IDLE", "QUARANTINED"]
+    assert [cause["is_beside"] for cause in tidegate.json("why", "flights")["causes"]] == [False, True]
     write_flights(tidegate.settings.home, 2, GOOD)
     assert codes() == ["UNREAD", "QUARANTINED", "AIRFLOW_UNKNOWN"]
     with StateStore.connect(tidegate.settings) as store:

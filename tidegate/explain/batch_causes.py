@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Severity = Literal["ok", "info", "warning", "error"]
 LONGEST_QUOTE = 1900  # characters of an error in a sentence: the batch's history has all of it
 FENCED = "ATTEMPT_FENCED"
+# Causes beside one another, rather than one because of the next.
+_BESIDES = ("ACK_OUTSTANDING", "AIRFLOW_UNKNOWN", "RUN_ACTIVE", "NEW_COLUMNS", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Button:
 class Cause:
     """One cause: what it is in a sentence, since when (ISO 8601), what to do, and the command or button that does it.
 
-    `code` names the kind of cause, `error` the error behind it, which `tidegate error CODE` explains.
+    `code` names the kind of cause, `error` the error behind it, which `tidegate error CODE` explains. One that `is_beside` the
+    causes before it is not their cause.
     """
 
     code: str
@@ -45,11 +48,13 @@ class Cause:
     action: Button | None = None
     severity: Severity = "info"
     error: str | None = None
+    is_beside: bool = False
 
 
 def cause(code: str, sentence: str, *, since: datetime | None = None, **known: Any) -> Cause:
     """Return a cause whose time is written as text."""
-    return Cause(code, sentence, since=since.astimezone(UTC).isoformat() if since else None, **known)
+    at = since.astimezone(UTC).isoformat() if since else None
+    return Cause(code, sentence, since=at, is_beside=code in _BESIDES, **known)
 
 
 def starts_a_run(pipeline: str, settings: "Settings | None") -> dict[str, Any]:

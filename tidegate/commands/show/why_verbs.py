@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from tidegate.explain.why import Cause, Why
     from tidegate.state_store import StateStore
 
-# Causes beside one another, rather than one because of the next.
-BESIDES = ("ACK_OUTSTANDING", "AIRFLOW_UNKNOWN", "RUN_ACTIVE", "NEW_COLUMNS", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED")
-
 
 @click.command()
 @pipeline_name
@@ -79,7 +76,7 @@ def _explain(pipeline: str, txid: int | None) -> "Why":
 
 def _of_airflow(pipeline: str, store: "StateStore", found: "Sequence[Cause]") -> "list[Cause]":
     """Return what Airflow adds to causes under which no process is at work on the pipeline."""
-    root = next((cause.code for cause in reversed(found) if cause.code not in BESIDES), None)
+    root = next((cause.code for cause in reversed(found) if not cause.is_beside), None)
     if not store.settings.has_airflow or root not in airflow_report.ASKED_AFTER:
         return []
     return airflow_report.causes(store.settings, pipeline, store.waits({pipeline: None})[pipeline].row.planned_at)
@@ -88,7 +85,7 @@ def _of_airflow(pipeline: str, store: "StateStore", found: "Sequence[Cause]") ->
 def _lines(title: str, found: "Why") -> Iterator[str]:
     yield f"{title}:"
     for position, cause in enumerate(found.causes):
-        link = "" if not position else "Besides: " if cause.code in BESIDES else "Because: "
+        link = "" if not position else "Besides: " if cause.is_beside else "Because: "
         yield ""
         yield f"  {link}{cause.sentence}{_since(cause)}"
         if cause.advice:

@@ -110,6 +110,7 @@ export type Cause = {
   action: Button | null;
   severity: "ok" | "info" | "warning" | "error";
   error: string | null;
+  is_beside: boolean;
 };
 
 export type Check = {

@@ -3,9 +3,6 @@ import { useActions } from "../actions";
 import type { Cause } from "../server_types";
 import { Command, ErrorCode, SeverityMark, Since } from "./basics";
 
-/** Causes beside one another, rather than one because of the next; as in `tidegate why`. */
-const BESIDES = ["ACK_OUTSTANDING", "NEW_COLUMNS", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED"];
-
 /** One cause in a sentence. */
 export function CauseSentence({ cause }: { cause: Cause }) {
   return (
@@ -60,7 +57,7 @@ export function WhyChain({ pipeline, causes, mayAct }: { pipeline: string; cause
           <SeverityMark severity={cause.severity} />
           <div>
             <p class="sentence">
-              {position > 0 && <span class="because">{BESIDES.includes(cause.code) ? "besides" : "because"} </span>}
+              {position > 0 && <span class="because">{cause.is_beside ? "besides" : "because"} </span>}
               <CauseSentence cause={cause} />
             </p>
             <CauseHelp pipeline={pipeline} cause={cause} mayAct={mayAct} />
