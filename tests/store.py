@@ -54,7 +54,7 @@ from tidegate.state_store.operate import pruning
 from tidegate.state_store.operate.mended_records import MAX_BYTES, Mend, Original
 from tidegate.state_store.operate.pruning import Pruned, PrunedRanges, Removal
 from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.pipeline_changes import declaration_changes, rebuild_swap, rebuilds, registration, retirement
+from tidegate.state_store.pipeline_changes import declaration_changes, rebuilds, registration, retirement, table_swap
 from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
 from tidegate.state_store.read_ledger import batch_search
 from tidegate.state_store.read_ledger.batch_phases import PHASES

@@ -26,7 +26,7 @@ from tidegate.state_store.declarations.pipeline_spec import (
 from tidegate.state_store.ledger import batches, cursors, followers, schema_revision, tables
 from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput, position_of
 from tidegate.state_store.operate.action_record import write_action
-from tidegate.state_store.pipeline_changes import rebuild_swap, registration
+from tidegate.state_store.pipeline_changes import registration, table_swap
 from tidegate.state_store.read_ledger import pipeline_overview
 from tidegate.state_store.states import range_partitions, state_tables
 
@@ -73,7 +73,7 @@ def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool = Tr
     if is_confirmed:
         state_tables.metadata_of((rebuild,)).create_all(connection)
         registration.register(connection, rebuild)
-        rebuild_swap.hide(connection, spec, rebuild)
+        table_swap.hide(connection, spec, rebuild)
     c = tables.cursor.c
     rebuilt = connection.scalar(sa.select(c.txid).where(c.pipeline == rebuild.name)) or 0
     return Progress(rebuild.name, committed, rebuilt)
@@ -120,7 +120,7 @@ def _why_never(connection: Connection, before: PipelineSpec, spec: PipelineSpec)
         if (was := before.state(state.name)) is not None and (was.history is None) != (state.history is None):
             return f"state {state.name} was a history, or becomes one, which is read by a view."
     for each in (before, rebuild):
-        if (count := rebuild_swap.partition_count(connection, each)) > range_partitions.MOST_AT_ONCE:
+        if (count := table_swap.partition_count(connection, each)) > range_partitions.MOST_AT_ONCE:
             return f"its states have {count} partitions; a migration puts at most {range_partitions.MOST_AT_ONCE} into place."
     if any(query.pipeline == spec.name for query in spec.queries):
         return "its transform reads its own states, by their names."
@@ -328,10 +328,10 @@ def take_place(connection: Connection, spec: PipelineSpec) -> None:
     rebuild = rebuild_of(spec)
     both = list(zip(spec.readable, rebuild.readable, strict=True))
     for state, rebuilt in both:
-        rebuild_swap.take_place(connection, spec.name, state, rebuilt)
+        table_swap.take_place(connection, spec.name, state, rebuilt)
     registration.replace_declaration(connection, spec)
     for state, rebuilt in both:
-        rebuild_swap.move_notes(connection, spec.name, state, rebuilt)
+        table_swap.move_notes(connection, spec.name, state, rebuilt)
     _move_outcomes(connection, spec, rebuild)
     s, p = tables.state_table.c, tables.pipeline.c
     why = f"its states have taken the place of those of {spec.name}"

@@ -13,7 +13,7 @@ from tidegate.state_store.connections import statement_text
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec, followed_by, parts_of
 from tidegate.state_store.ledger import batches, cursors, schema_revision, tables, undeclared_columns
 from tidegate.state_store.ledger.cursors import Retired
-from tidegate.state_store.pipeline_changes import declaration_changes, rebuild_swap
+from tidegate.state_store.pipeline_changes import declaration_changes, table_swap
 from tidegate.state_store.states import history_state_view, state_tables, table_identity, table_shape
 
 
@@ -75,7 +75,7 @@ def _note_tables(connection: Connection, spec: PipelineSpec, *, is_changed: bool
 
     In this order: the last hides new ones.
     """
-    rebuild_swap.divide(connection, spec)
+    table_swap.divide(connection, spec)
     table_shape.note(connection, spec, is_changed=is_changed)
     table_identity.note(connection, spec.name)
 

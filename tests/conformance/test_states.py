@@ -24,8 +24,8 @@ from tests.store import (
     ask,
     executor_lookup,
     key_lookup,
-    rebuild_swap,
     registration,
+    table_swap,
     tables,
 )
 from tidegate import migrations
@@ -162,7 +162,7 @@ def test_a_reader_that_waits_for_a_table_to_be_made_again_finds_its_rows(
     with ThreadPoolExecutor(len(reads)) as threads:
         with migrations.connected(settings) as connection:
             for state in words.spec.states:
-                rebuild_swap.make_again(connection, words.spec.name, state)
+                table_swap.make_again(connection, words.spec.name, state)
             answers = {how: threads.submit(read) for how, read in reads.items()}
             until(lambda: as_owner(waiting).scalar() == len(reads))
             registration.register(connection, words.spec)  # makes the view again
@@ -170,7 +170,7 @@ def test_a_reader_that_waits_for_a_table_to_be_made_again_finds_its_rows(
 
     def migrate() -> None:
         with migrations.connected(settings) as connection:
-            rebuild_swap.make_again(connection, words.spec.name, words.spec.states[0])
+            table_swap.make_again(connection, words.spec.name, words.spec.states[0])
 
     monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.2)
     with words.store.queried_states(replace(words.spec, queries=(LATEST.read,))) as queried:

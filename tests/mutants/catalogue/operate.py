@@ -9,7 +9,7 @@ MENDED = in_file("state_store/operate/mended_records.py")
 ACKS = in_file("jobs/engine/acks.py")
 REBUILDS = in_file("state_store/pipeline_changes/rebuilds.py")
 RANGES_PY = in_file("state_store/states/range_partitions.py")
-REBUILD_SWAP = in_file("state_store/pipeline_changes/rebuild_swap.py")
+TABLE_SWAP = in_file("state_store/pipeline_changes/table_swap.py")
 
 STATES = "tests/conformance/test_states.py"
 POLICIES = "tests/conformance/test_policies.py"
@@ -118,7 +118,7 @@ MUTANTS = (
         "[-_check_every(connection, divided)-]{+pass+}",
         f"{RANGES}::test_ranges_that_were_declared_otherwise_wait_for_the_migration",
     ),
-    REBUILD_SWAP("a-table-that-is-divided-loses-its-rows", "decision:0044", "make_again")(
+    TABLE_SWAP("a-table-that-is-divided-loses-its-rows", "decision:0044", "make_again")(
         "[-connection.execute(sa.insert(after).from_select(names, sa.select(before)))-]{+pass+}",
         f"{RANGES}::test_a_table_is_divided_otherwise_with_all_its_rows",
     ),

@@ -128,7 +128,7 @@ MUTANTS = (
         f"{REBUILDS}::test_what_would_count_twice_or_see_other_states_is_not_rebuilt",
     ),
     REBUILDS_PY("a-rebuilt-state-is-open-to-every-reader", "I24", "begin")(
-        "[-rebuild_swap.hide(connection, spec, rebuild)-]{+pass+}",
+        "[-table_swap.hide(connection, spec, rebuild)-]{+pass+}",
         f"{REBUILDS}::test_who_may_not_read_a_state_may_not_read_what_is_rebuilt",
     ),
     REBUILDS_PY("a-rebuild-processes-what-was-skipped", "I24", "follow_decisions")(
