@@ -23,21 +23,19 @@ from pathlib import Path
 
 import psutil
 
+from tests.checkout import REPOSITORY
 from tidegate.stack.components.server_process import wait_until
 from tidegate.stack.components.spark import SERVER_CLASS, spark_home
 from tidegate.state_store import Settings
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "spark-cluster.md"
 # What executors need, and what these need.
 PACKAGES = ("pyarrow", "numpy", "pandas", "psycopg2-binary", "python-dateutil", "six", "pytz", "tzdata")
 ACCOUNTS = ("nobody", "daemon", "games")  # every Debian has them
-NOT_FOR_EXECUTORS = shutil.ignore_patterns(
-    "site-packages", "dist-packages", "test", "idlelib", "ensurepip", "lib2to3", "tkinter"
-)
+LEFT_OUT = shutil.ignore_patterns("site-packages", "dist-packages", "test", "idlelib", "ensurepip", "lib2to3", "tkinter")
 START_SECONDS = 300
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
-EXECUTOR = "CoarseGrainedExecutorBackend"
+OF_FILE = ("--properties-file", "{properties}")
 # Enters an account that has no way to the project: an empty folder lies over it.
 HIDING = 'mount --bind "$1" "$2" && shift 2 && exec setpriv --reuid="$0" --regid="$(id -g "$0")" --clear-groups "$@"'
 
@@ -49,49 +47,22 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-@dataclass(frozen=True)
-class Installation:
-    """What is installed on every machine: Spark, and a Python for executors, outside this project."""
-
-    folder: Path
-
-    @classmethod
-    def make(cls, folder: Path, *, without: str | None = None) -> "Installation":
-        """Install by links; `without` leaves out one of the packages."""
-        made = cls(folder)
-        shutil.copytree(spark_home(), made.spark, copy_function=_link, ignore=shutil.ignore_patterns("__pycache__"))
-        library = Path(sysconfig.get_path("stdlib"))
-        target = made.folder / "python" / "lib" / library.name
-        shutil.copytree(library, target, copy_function=_link, ignore=NOT_FOR_EXECUTORS)
-        for name in PACKAGES:
-            for file in distribution(name).files or [] if name != without else []:
-                if ".." not in file.parts:
-                    place = target / "site-packages" / file
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    _link(str(file.locate()), str(place))
-        program = made.folder / "python" / "bin" / library.name
-        program.parent.mkdir()
-        _link(sys.executable, str(program))
-        if shared := sysconfig.get_config_var("Py_ENABLE_SHARED") and sysconfig.get_config_var("INSTSONAME"):
-            _link(str(Path(sysconfig.get_config_var("LIBDIR")) / shared), str(made.folder / "python" / "lib" / shared))
-        made.python.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={made.folder}/python/lib exec {program} "$@"\n')
-        made.python.chmod(0o755)
-        return made
-
-    @property
-    def spark(self) -> Path:
-        return self.folder / "spark"
-
-    @property
-    def python(self) -> Path:
-        return self.folder / "python" / "run"
-
-
-def _runs_an_executor(process: psutil.Process) -> bool:
-    try:
-        return EXECUTOR in " ".join(process.cmdline())
-    except psutil.Error:
-        return False  # it has ended, as Python workers do all the time
+def install(folder: Path) -> Path:
+    """Install by links, outside this project, Spark and a Python for executors; return the folder of its packages."""
+    shutil.copytree(spark_home(), folder / "spark", copy_function=_link, ignore=shutil.ignore_patterns("__pycache__"))
+    library, python = Path(sysconfig.get_path("stdlib")), folder / "python"
+    packages = python / "lib" / library.name / "site-packages"
+    shutil.copytree(library, packages.parent, copy_function=_link, ignore=LEFT_OUT)
+    for file in (file for name in PACKAGES for file in distribution(name).files or [] if ".." not in file.parts):
+        (packages / file).parent.mkdir(parents=True, exist_ok=True)
+        _link(str(file.locate()), str(packages / file))
+    (python / "bin").mkdir()
+    _link(sys.executable, str(program := python / "bin" / library.name))
+    if shared := sysconfig.get_config_var("Py_ENABLE_SHARED") and sysconfig.get_config_var("INSTSONAME"):
+        _link(str(Path(sysconfig.get_config_var("LIBDIR")) / shared), str(python / "lib" / shared))
+    (python / "run").write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={python}/lib exec {program} "$@"\n')
+    (python / "run").chmod(0o755)
+    return packages
 
 
 @dataclass
@@ -100,38 +71,30 @@ class Machine:
 
     home: Path
     account: str | None
-    installation: Installation
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str]
     # Executors of one address are one host to Spark, which starts no speculative task on the host of the first.
     address: str = "127.0.0.1"
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @classmethod
-    def make(cls, folder: Path, number: int, installation: Installation, **environment: str) -> "Machine":
-        """Set up a machine with a home that no other account can enter."""
-        home = folder / f"machine_{number}"
-        home.mkdir(mode=0o700)
-        (home / "hidden").mkdir()
-        account = ACCOUNTS[number % len(ACCOUNTS)] if os.geteuid() == 0 else None
-        machine = cls(home, account, installation, environment)
-        machine._own(home)
-        # Spark writes into its own folder in some places.
-        machine.spark.mkdir()
-        for entry in installation.spark.iterdir():
-            (machine.spark / entry.name).symlink_to(entry)
-        machine._own(machine.spark)
-        return machine
-
-    @property
-    def spark(self) -> Path:
-        return self.home / "spark"
+    def make(cls, folder: Path, number: int, address: str = "127.0.0.1", **environment: str) -> "Machine":
+        """Set up a machine with a home that no other account can enter, and what is installed in the folder."""
+        account = ACCOUNTS[number] if os.geteuid() == 0 else None
+        made = cls(folder / f"machine_{number}", account, {"PYSPARK_PYTHON": f"{folder}/python/run", **environment}, address)
+        made.home.mkdir(mode=0o700)
+        (made.home / "hidden").mkdir()
+        (made.home / "spark").mkdir()  # Spark writes into its own folder in some places
+        for entry in (folder / "spark").iterdir():
+            (made.home / "spark" / entry.name).symlink_to(entry)
+        made._own(made.home, made.home / "spark")
+        return made
 
     @property
     def log(self) -> Path:
         return self.home / "output.log"
 
-    def start(self, *command: str, properties: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start one of Spark's programs with properties in a file that only this account can read."""
+    def start(self, program: str, *arguments: str, properties: Mapping[str, str], port: int | None = None) -> None:
+        """Start one of Spark's programs, with properties in a file that only this account can read; wait until it listens."""
         file = self.home / f"properties_{len(self.processes)}"
         file.write_text("".join(f"{name} {value}\n" for name, value in properties.items()))
         file.chmod(0o600)
@@ -139,78 +102,109 @@ class Machine:
         environment = {
             **{name: os.environ[name] for name in ("PATH", "LANG", "JAVA_HOME", "TESTS_OF_TIDEGATE") if name in os.environ},
             "HOME": str(self.home),
-            "SPARK_HOME": str(self.spark),
+            "SPARK_HOME": str(self.home / "spark"),
             "SPARK_LOCAL_IP": self.address,
-            "SPARK_DAEMON_MEMORY": "640m" if SERVER_CLASS in command else "256m",
-            "PYSPARK_PYTHON": str(self.installation.python),
+            "SPARK_DAEMON_MEMORY": "640m" if SERVER_CLASS in arguments else "256m",
             **self.environment,
         }
-        whole = [word.format(properties=file) for word in command]
+        whole = [f"{self.home}/spark/bin/{program}", *(word.format(properties=file) for word in arguments)]
         if self.account:
             hidden = [self.account, str(self.home / "hidden"), str(REPOSITORY)]
             whole = ["unshare", "--mount", "--propagation", "private", "sh", "-c", HIDING, *hidden, *whole]
+        options = {"cwd": self.home, "env": environment, "start_new_session": True}
         with self.log.open("ab") as output:
-            process = subprocess.Popen(
-                whole, cwd=self.home, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
+            process = subprocess.Popen(whole, stdout=output, stderr=output, **options)  # type: ignore[call-overload]
         self.processes.append(process)
-        return process
 
-    def executors(self) -> list[psutil.Process]:
-        children: list[psutil.Process] = []
+        def listens() -> bool:
+            assert process.poll() is None, self.log.read_text()[-4000:]
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        assert port is None or wait_until(listens, START_SECONDS)
+
+    def running(self, what: str) -> list[psutil.Process]:
+        found = []
         for process in self.processes:
             with suppress(psutil.Error):
-                children += psutil.Process(process.pid).children(recursive=True)
-        return [child for child in children if _runs_an_executor(child)]
+                found += psutil.Process(process.pid).children(recursive=True)
+        return [process for process in found if what in " ".join(_command_line(process))]
 
     def end(self) -> None:
+        family = self.running("")
         for process in self.processes:
-            family: list[psutil.Process] = []
-            with suppress(psutil.Error):
-                family = psutil.Process(process.pid).children(recursive=True)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            for child in family:
-                with suppress(psutil.Error):
-                    child.kill()
+        for child in family:
+            with suppress(psutil.Error):
+                child.kill()
 
-    def _own(self, path: Path) -> None:
+    def _own(self, *paths: Path) -> None:
         if self.account:
             user = pwd.getpwnam(self.account)
-            os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+            for path in paths:
+                os.chown(path, user.pw_uid, user.pw_gid)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):  # it has ended, as Python workers do all the time
+        return list(process.cmdline())
+    return []
+
+
+def command_lines() -> str:
+    """Return the command lines of all processes of this machine, as any account sees them."""
+    return "\n".join(line for process in psutil.process_iter() for line in _command_line(process))
 
 
 @dataclass
 class SparkCluster:
-    """A Connect server and its cluster, as its clients see it."""
-
     settings: Settings
     server: Machine
     workers: list[Machine]
-    events: Path
+    packages: Path
     ui_port: int
 
+    def events(self) -> str:
+        """Return what Spark has written about its tasks: where each ran, and how it ended."""
+        return "".join(file.read_text() for file in sorted(self.server.home.glob("*app-*")) if file.is_file())
 
-def common_properties(secret: str) -> dict[str, str]:
+
+def documented_properties() -> dict[str, str]:
     """Return the properties of all processes: those of docs/spark-cluster.md, and the secret that they ask for."""
     (block,) = re.findall(r"^ *```properties\n(.*?)^ *```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     documented = dict(line.split() for line in block.strip().splitlines())
     assert documented["spark.authenticate"] == "true"
-    own = {"spark.authenticate.secret": secret, "spark.master.rest.enabled": "false", "spark.log.level": "WARN"}
-    return {**documented, **own}
+    own = {"spark.master.rest.enabled": "false", "spark.log.level": "WARN"}
+    return {**documented, "spark.authenticate.secret": secrets.token_urlsafe(16), **own}
 
 
-def server_properties(machine: Machine, port: int, ui_port: int, token: str) -> dict[str, str]:
-    """Return the properties of a Connect server that keeps a log of events and shows its page."""
-    return {
+@contextmanager
+def standalone_cluster(
+    stack: Settings, free_port: Callable[[], int], *, properties: Mapping[str, str], second_worker: Mapping[str, str]
+) -> Iterator[SparkCluster]:
+    """A master, two workers with an executor of two cores each, and a Connect server: four processes on three machines."""
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-cluster-"))
+    folder.chmod(0o755)
+    packages = install(folder)
+    server, first, second = machines = [
+        *(Machine.make(folder, 0), Machine.make(folder, 1), Machine.make(folder, 2, "127.0.0.3", **second_worker))
+    ]
+    (home := folder / "project").mkdir()  # with the data, which every machine can read
+    (token := folder / "token").write_text(secrets.token_urlsafe(16))
+    token.chmod(0o600)
+    common, master_port, port, ui_port = documented_properties(), free_port(), free_port(), free_port()
+    master = f"spark://127.0.0.1:{master_port}"
+    of_server = {
+        "spark.master": master,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "640m",
         "spark.executor.memory": "512m",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
-        "spark.connect.authenticate.token": token,
+        "spark.connect.authenticate.token": token.read_text(),
         "spark.ui.enabled": "true",
         "spark.ui.port": str(ui_port),
         # Executors of one host would read each other's files, which are of different accounts here.
@@ -218,109 +212,32 @@ def server_properties(machine: Machine, port: int, ui_port: int, token: str) -> 
         "spark.eventLog.enabled": "true",
         "spark.eventLog.rolling.enabled": "false",
         "spark.eventLog.compress": "false",
-        "spark.eventLog.dir": str(machine.home),
-        "spark.sql.warehouse.dir": str(machine.home / "warehouse"),
+        "spark.eventLog.dir": str(server.home),
+        "spark.sql.warehouse.dir": str(server.home / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
-        "spark.local.dir": str(machine.home),
+        "spark.local.dir": str(server.home),
     }
-
-
-def start_server(machine: Machine, port: int, properties: Mapping[str, str]) -> None:
-    """Start a Connect server on a machine, and wait until it listens."""
-    submit = str(machine.spark / "bin" / "spark-submit")
-    machine.start(submit, "--properties-file", "{properties}", "--class", SERVER_CLASS, "spark-internal", properties=properties)
-    await_port(machine, port)
-
-
-def await_port(machine: Machine, port: int) -> None:
-    """Wait until a machine's last process listens."""
-
-    def listens() -> bool:
-        assert machine.processes[-1].poll() is None, machine.log.read_text()[-4000:]
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    assert wait_until(listens, START_SECONDS)
-
-
-@contextmanager
-def folder_for_all() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-cluster-"))
-    folder.chmod(0o755)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def client_settings(settings: Settings, folder: Path, port: int, token: str) -> Settings:
-    """Return the settings of a client; its project folder, with the data, is one that every machine can read."""
-    home = folder / "project"
-    home.mkdir(exist_ok=True)
-    token_file = folder / "token"
-    token_file.write_text(token)
-    token_file.chmod(0o600)
-    return replace(
-        settings,
+    settings = replace(
+        stack,
         home=home,
         spark_remote=f"sc://127.0.0.1:{port}",
-        spark_token_file=token_file,
+        spark_token_file=token,
         trusted_users=",".join(ACCOUNTS),
         spark_executors="elsewhere",
         staging_connections=4,
-        executor_passfile=settings.stack_folder / "secrets" / "pgpass_stager",
+        executor_passfile=stack.stack_folder / "secrets" / "pgpass_stager",
     )
-
-
-@contextmanager
-def small_cluster(stack: Settings, free_port: Callable[[], int], *, without: str | None = None) -> Iterator[SparkCluster]:
-    """The smallest cluster: a Connect server that starts its executor as a process of its own (Spark's local-cluster).
-
-    `without` is a package that its Python lacks.
-    """
-    with folder_for_all() as folder:
-        machine = Machine.make(folder, 0, Installation.make(folder / "installed", without=without))
-        token, port, ui_port = secrets.token_urlsafe(16), free_port(), free_port()
-        properties = common_properties(secrets.token_urlsafe(16)) | server_properties(machine, port, ui_port, token)
-        try:
-            start_server(machine, port, properties | {"spark.master": "local-cluster[1,2,768]"})
-            settings = client_settings(stack, folder, port, token)
-            yield SparkCluster(settings, machine, [machine], machine.home, ui_port)
-        finally:
+    try:
+        ports = ("--host", "127.0.0.1", "--port", str(master_port), "--webui-port", str(free_port()))
+        server.start("spark-class", MASTER, *ports, *OF_FILE, properties=common, port=master_port)
+        for worker in (first, second):
+            options = ["--host", worker.address, "--port", str(free_port()), "--webui-port", str(free_port())]
+            options += ["--cores", "2", "--memory", "768m", "--work-dir", str(worker.home / "work"), *OF_FILE]
+            worker.start("spark-class", WORKER, *options, master, properties=common)
+        whole = {**common, **of_server, **properties}
+        server.start("spark-submit", *OF_FILE, "--class", SERVER_CLASS, "spark-internal", properties=whole, port=port)
+        yield SparkCluster(settings, server, [first, second], packages, ui_port)
+    finally:
+        for machine in machines:
             machine.end()
-
-
-@contextmanager
-def standalone_cluster(
-    stack: Settings,
-    free_port: Callable[[], int],
-    *,
-    properties: Mapping[str, str],
-    second_worker: Mapping[str, str],
-) -> Iterator[SparkCluster]:
-    """A master, two workers with an executor of two cores each, and a Connect server: four processes on three machines."""
-    with folder_for_all() as folder:
-        installation = Installation.make(folder / "installed")
-        server = Machine.make(folder, 0, installation)
-        workers = [Machine.make(folder, 1, installation), Machine.make(folder, 2, installation, **second_worker)]
-        workers[1].address = "127.0.0.3"
-        token, common = secrets.token_urlsafe(16), common_properties(secrets.token_urlsafe(16))
-        master_port, port, ui_port = free_port(), free_port(), free_port()
-        run = "bin/spark-class"
-        try:
-            ports = ("--host", "127.0.0.1", "--port", str(master_port), "--webui-port", str(free_port()))
-            server.start(str(server.spark / run), MASTER, *ports, "--properties-file", "{properties}", properties=common)
-            await_port(server, master_port)
-            master = f"spark://127.0.0.1:{master_port}"
-            for worker in workers:
-                options = ["--host", worker.address, "--port", str(free_port()), "--webui-port", str(free_port())]
-                options += ["--cores", "2", "--memory", "768m", "--work-dir", str(worker.home / "work")]
-                options += ["--properties-file", "{properties}"]
-                worker.start(str(worker.spark / run), WORKER, *options, master, properties=common)
-            own_properties = common | server_properties(server, port, ui_port, token)
-            start_server(server, port, {**own_properties, "spark.master": master, **properties})
-            settings = client_settings(stack, folder, port, token)
-            yield SparkCluster(settings, server, workers, server.home, ui_port)
-        finally:
-            for machine in (server, *workers):
-                machine.end()
+        shutil.rmtree(folder, ignore_errors=True)

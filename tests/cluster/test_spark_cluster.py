@@ -4,26 +4,29 @@ The machines are accounts of this one, without a way to the project (`tests.clus
 """
 
 import importlib
+import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import duckdb
-import psutil
 import pytest
 from psycopg2 import sql
 
-from tests.cluster.spark_cluster import REPOSITORY, SparkCluster, small_cluster, standalone_cluster
+from tests import steps
+from tests.checkout import REPOSITORY
+from tests.cluster.spark_cluster import SparkCluster, command_lines, standalone_cluster
 from tests.conftest import register_pipelines
 from tests.relay import Relay
 from tests.servers import Server
@@ -35,10 +38,10 @@ from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.engine.local_run import RunResult, run_pipeline
 from tidegate.jobs.pipelines import flights
 from tidegate.stack.components.server_process import wait_until
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import ExecutorsUnprepared
 
-long = pytest.mark.skipif("CLUSTER" not in os.environ, reason="takes minutes: make cluster-test")
+pytestmark = pytest.mark.skipif("CLUSTER" not in os.environ, reason="takes minutes: make cluster-test")
 DAYS = 20
 FILES_PER_BATCH = 10
 BEHIND_GATE = "127.0.0.2"
@@ -55,7 +58,6 @@ SEEN = "carrier string, flight int, origin string, dest string, distance int, la
 
 
 def labelled(batches):
-    """Add a column by Python code that needs a file of the package."""
     from shop.labels import label_of
 
     suffix = files("shop").joinpath("suffix.txt").read_text()
@@ -82,13 +84,10 @@ PIPELINE = Pipeline(
     concurrency=2,
 )
 '''
-LABELS = '''
-"""Another module of the author's."""
-
-
+LABELS = """
 def label_of(origin, dest):
     return f"{origin}ARROW{dest}"
-'''
+"""
 ROUTES = """
     SELECT carrier, flight::int, origin, dest, count(*), sum(distance)::bigint, max(origin || {arrow} || dest || '!')
     FROM read_csv('{files}') GROUP BY ALL ORDER BY ALL
@@ -98,137 +97,6 @@ DAILY = """
            coalesce(sum(dep_delay), 0)::bigint, min(dep_delay)::int, max(dep_delay)::int, sum(distance)::bigint
     FROM read_csv('{files}') GROUP BY ALL ORDER BY ALL
 """
-
-
-class Author:
-    """An author's package, which only this process can import: `shop`."""
-
-    def __init__(self, folder: Path, *, pause: float = 0.0, files_per_batch: int = FILES_PER_BATCH) -> None:
-        self._package = folder / "shop"
-        self._package.mkdir()
-        (self._package / "__init__.py").write_text(
-            AUTHORS.replace("PAUSE", str(pause)).replace("FILES_PER_BATCH", str(files_per_batch))
-        )
-        (self._package / "suffix.txt").write_text("!")
-        self.write_labels("-")
-
-    def write_labels(self, arrow: str) -> None:
-        """Write, or change, the module that only executors import."""
-        (self._package / "labels.py").write_text(LABELS.replace("ARROW", arrow))
-
-    def module(self) -> ModuleType:
-        sys.modules.pop("shop", None)
-        importlib.invalidate_caches()
-        return importlib.import_module("shop")
-
-
-@pytest.fixture
-def author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Author]]:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield lambda **options: Author(tmp_path, **options)
-    sys.modules.pop("shop", None)
-
-
-@pytest.fixture
-def database(server: Server, template: str) -> Iterator[str]:
-    name = server.create_database(template)
-    yield name
-    server.drop_database(name)
-
-
-@pytest.fixture(scope="module")
-def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("sample")
-    sample_data.prepare(home)
-    return home / "data" / "flights"
-
-
-def put(settings: Settings, days: Path, first: int, last: int) -> str:
-    """Copy some days to where all machines can read them; return the pattern of all files there."""
-    folder = settings.home / "data" / "flights"
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in sorted(days.glob("*.csv"))[first:last]:
-        (folder / file.name).write_bytes(file.read_bytes())
-    for path in (settings.home / "data", folder, *folder.iterdir()):
-        path.chmod(0o755)
-    return str(folder / "*.csv")
-
-
-def rows_of(settings: Settings, pipeline: Pipeline) -> list[tuple[Any, ...]]:
-    spec = pipeline.spec.states[0]
-    with StateStore.connect(settings) as store:
-        return sorted(tuple(row[column.name] for column in spec.columns) for row in store.state_rows(spec))
-
-
-def check_routes(settings: Settings, pipeline: Pipeline, files: str, arrow: str = "'-'") -> None:
-    """Compare the author's state with what DuckDB computes from the same files."""
-    assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow=arrow)).fetchall()
-
-
-def served(cluster: SparkCluster) -> str:
-    base = f"http://127.0.0.1:{cluster.ui_port}"
-    with urllib.request.urlopen(f"{base}/api/v1/applications") as answer:
-        application = re.search(rb'"id" : "([^"]+)"', answer.read())[1].decode()
-    api = f"{base}/api/v1/applications/{application}"
-    pages = [
-        f"{api}/{name}"
-        for name in ("environment", "jobs", "stages?details=true", "sql?details=true&length=1000", "allexecutors")
-    ]
-    pages += [f"{base}/{name}/" for name in ("environment", "jobs", "stages", "SQL", "executors", "connect")]
-    return "".join(urllib.request.urlopen(page).read().decode(errors="replace") for page in pages)
-
-
-def command_lines() -> str:
-    """Return the command lines of all processes of this machine, as any account sees them."""
-    lines = []
-    for process in psutil.process_iter():
-        try:
-            lines += process.cmdline()
-        except psutil.Error:
-            continue
-    return "\n".join(lines)
-
-
-def assert_secret(cluster: SparkCluster, settings: Settings) -> None:
-    """Check that the password is in nothing that Spark writes or shows, and only its owner can read the file that travelled."""
-    assert settings.executor_passfile is not None
-    password = settings.executor_passfile.read_text().strip().rpartition(":")[2]
-    events = events_of(cluster)
-    shown = {"events": events, "pages": served(cluster), "processes": command_lines()}
-    shown |= {f"log of {machine.home.name}": machine.log.read_text() for machine in (cluster.server, *cluster.workers)}
-    assert "StagingSink" in events or "mapInArrow" in events.lower() or "MapInArrow" in events
-    assert "tidegate_passfile" in shown["pages"] + events, "the file itself is known by its name"
-    assert [place for place, text in shown.items() if password in text] == []
-    travelled = [path for machine in cluster.workers for path in machine.home.rglob("tidegate_passfile_*")]
-    assert travelled
-    assert any(path.read_text().strip().endswith(password) for path in travelled)
-
-
-@pytest.mark.promise("decision:0035")
-@long
-def test_code_and_password_travel(
-    stack: Settings,
-    database: str,
-    author: Callable[..., Author],
-    days: Path,
-    free_port: Callable[[], int],
-) -> None:
-    package = author(files_per_batch=2)
-    with small_cluster(stack, free_port) as cluster:
-        settings = replace(cluster.settings, pg_database=database)
-        pipeline = package.module().PIPELINE
-        register_pipelines(settings, pipeline)
-        put(settings, days, 0, 2)
-        assert run_pipeline(settings, pipeline, run_id="run").txids == [1]
-
-        package.write_labels(">")
-        files = put(settings, days, 2, 4)
-        assert run_pipeline(settings, package.module().PIPELINE, run_id="again").txids == [2]
-        arrow = "CASE WHEN day <= 2 THEN '-' ELSE '>' END"
-        check_routes(settings, pipeline, files, arrow)
-
-        assert_no_project(settings)
-        assert_secret(cluster, settings)
 
 
 PROPERTIES = {
@@ -245,8 +113,14 @@ PROPERTIES = {
 
 
 @pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    home = tmp_path_factory.mktemp("sample")
+    sample_data.prepare(home)
+    return sorted((home / "data" / "flights").glob("*.csv"))
+
+
+@pytest.fixture(scope="module")
 def gate(stack: Settings) -> Iterator[Relay]:
-    """Another way to Postgres."""
     gate = Relay(stack.pg_port, BEHIND_GATE, stack.pg_port)
     yield gate
     gate.close()
@@ -262,88 +136,145 @@ def whole_cluster(stack: Settings, gate: Relay, free_port: Callable[[], int]) ->
 
 
 @pytest.fixture
-def cluster(whole_cluster: SparkCluster, database: str, tmp_path: Path) -> SparkCluster:
+def cluster(whole_cluster: SparkCluster, server: Server, template: str, tmp_path: Path) -> Iterator[SparkCluster]:
     """The cluster, with a database and a folder of data of the test's own."""
     home = whole_cluster.settings.home / tmp_path.name  # the name of a database comes again
-    home.mkdir()
-    return replace(whole_cluster, settings=replace(whole_cluster.settings, pg_database=database, home=home))
+    (home / "data" / "flights").mkdir(parents=True)
+    database = server.create_database(template)
+    yield replace(whole_cluster, settings=replace(whole_cluster.settings, pg_database=database, home=home))
+    server.drop_database(database)
+
+
+class Routes:
+    """An author's pipeline in a package that only this process can import, `shop`, with files that all machines can read."""
+
+    def __init__(self, cluster: SparkCluster, folder: Path, days: list[Path]) -> None:
+        self.settings, self.package, self.days = cluster.settings, folder / "shop", days
+        self.files = f"{self.settings.home}/data/flights/*.csv"
+
+    def declare(self, *, pause: float = 0.0, files_per_batch: int = FILES_PER_BATCH, tries: int = 6) -> Pipeline:
+        self.package.mkdir()
+        text = AUTHORS.replace("PAUSE", str(pause)).replace("FILES_PER_BATCH", str(files_per_batch))
+        (self.package / "__init__.py").write_text(text)
+        (self.package / "suffix.txt").write_text("!")
+        self.write_labels("-")
+        pipeline = replace(self.load(), tries=tries, retry_delay_seconds=1)
+        register_pipelines(self.settings, pipeline)
+        self.put(0, DAYS)
+        return pipeline
+
+    def write_labels(self, arrow: str) -> None:
+        """Write, or change, the module that only executors import."""
+        (self.package / "labels.py").write_text(LABELS.replace("ARROW", arrow))
+
+    def load(self) -> Pipeline:
+        sys.modules.pop("shop", None)
+        importlib.invalidate_caches()
+        pipeline: Pipeline = importlib.import_module("shop").PIPELINE
+        return pipeline
+
+    def put(self, first: int, last: int) -> None:
+        folder = self.settings.home / "data" / "flights"
+        for file in self.days[first:last]:
+            shutil.copy(file, folder)
+        for path in (folder.parent, folder, *folder.iterdir()):
+            path.chmod(0o755)
+
+    def check(self, arrow: str = "'-'") -> None:
+        """Compare the state with what DuckDB computes from the same files."""
+        assert rows_of(self.settings, self.load()) == duckdb.sql(ROUTES.format(files=self.files, arrow=arrow)).fetchall()
 
 
 @pytest.fixture
-def routes(cluster: SparkCluster, author: Callable[..., Author], days: Path) -> Callable[..., tuple[Pipeline, str]]:
-    """A function that registers an author's pipeline; it returns that and the pattern of its files."""
-
-    def begin(*, tries: int = 6, **options: Any) -> tuple[Pipeline, str]:
-        pipeline = replace(author(**options).module().PIPELINE, tries=tries, retry_delay_seconds=1)
-        register_pipelines(cluster.settings, pipeline)
-        return pipeline, put(cluster.settings, days, 0, DAYS)
-
-    return begin
+def routes(cluster: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: list[Path]) -> Iterator[Routes]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield Routes(cluster, tmp_path, days)
+    sys.modules.pop("shop", None)
 
 
-@pytest.mark.promise("fault:spark-task-runs-twice-or-is-speculated:processing")
-@long
-def test_two_pipelines_run_on_two_workers(
-    cluster: SparkCluster, routes: Callable[..., tuple[Pipeline, str]], caplog: pytest.LogCaptureFixture
-) -> None:
+def rows_of(settings: Settings, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+    spec = pipeline.spec.states[0]
+    return sorted(tuple(row[column.name] for column in spec.columns) for row in steps.rows(settings, pipeline))
+
+
+def served(cluster: SparkCluster) -> str:
+    base = f"http://127.0.0.1:{cluster.ui_port}"
+    with urllib.request.urlopen(f"{base}/api/v1/applications") as answer:
+        api = f"{base}/api/v1/applications/{json.load(answer)[0]['id']}"
+    names = ("environment", "jobs", "stages?details=true", "sql?details=true&length=1000", "allexecutors")
+    pages = [f"{api}/{name}" for name in names]
+    pages += [f"{base}/{name}/" for name in ("environment", "jobs", "stages", "SQL", "executors", "connect")]
+    return "".join(urllib.request.urlopen(page).read().decode(errors="replace") for page in pages)
+
+
+def assert_secret(cluster: SparkCluster) -> None:
+    """Check that the password is in nothing that Spark writes or shows, and only its owner can read the file that travelled."""
+    assert cluster.settings.executor_passfile is not None
+    password = cluster.settings.executor_passfile.read_text().strip().rpartition(":")[2]
+    shown = {"events": cluster.events(), "pages": served(cluster), "processes": command_lines()}
+    shown |= {f"log of {machine.home.name}": machine.log.read_text() for machine in (cluster.server, *cluster.workers)}
+    assert "StagingSink" in shown["events"] or "mapinarrow" in shown["events"].lower()
+    assert "tidegate_passfile" in shown["pages"] + shown["events"], "the file itself is known by its name"
+    assert [place for place, text in shown.items() if password in text] == []
+    travelled = [[*machine.home.rglob("tidegate_passfile_*")] for machine in cluster.workers]
+    assert all(travelled), "both had tasks"
+    assert any(path.read_text().strip().endswith(password) for paths in travelled for path in paths)
+
+
+@pytest.mark.promise("fault:spark-task-runs-twice-or-is-speculated:processing", "decision:0035")
+def test_two_pipelines_run_on_two_workers(cluster: SparkCluster, routes: Routes, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    settings, (pipeline, files) = cluster.settings, routes(pause=0.3)
+    settings, pipeline = cluster.settings, routes.declare(pause=0.3)
     register_pipelines(settings, flights.PIPELINE)
     assert len(run_pipeline(settings, flights.PIPELINE, run_id="run").commits) == 2
     assert len(run_pipeline(settings, pipeline, run_id="run").commits) == DAYS / FILES_PER_BATCH
 
-    assert rows_of(settings, flights.PIPELINE) == duckdb.sql(DAILY.format(files=files)).fetchall()
-    check_routes(settings, pipeline, files)
+    assert rows_of(settings, flights.PIPELINE) == duckdb.sql(DAILY.format(files=routes.files)).fetchall()
+    routes.check()
     assert_no_project(settings)
-    assert_secret(cluster, settings)
-    assert all(list(worker.home.rglob("tidegate_passfile_*")) for worker in cluster.workers), "both had tasks"
+    assert_secret(cluster)
     fenced = [record.getMessage() for record in caplog.records if "no seal names it" in record.getMessage()]
-    assert '"Speculative":true' in events_of(cluster)
+    assert '"Speculative":true' in cluster.events()
     named = r"routes \d:\d: Spark's task attempt \d+ staged \d+ rows of per_route too; no seal names it"
     assert all(re.match(named, line) for line in fenced), "how many there are depends on which copy ends first"
 
+    routes.write_labels(">")  # the next batch has the author's new code
+    routes.put(DAYS, DAYS + 2)
+    assert len(run_pipeline(settings, routes.load(), run_id="again").commits) == 1
+    routes.check(f"CASE WHEN day <= {DAYS} THEN '-' ELSE '>' END")
+
 
 @pytest.mark.promise("fault:spark-executor-or-worker-process-dies:processing")
-@long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGPWR], ids=["killed", "decommissioned"])
-def test_an_executor_ends_in_mid_batch(
-    cluster: SparkCluster, routes: Callable[..., tuple[Pipeline, str]], how: signal.Signals
-) -> None:
-    settings, (pipeline, files) = cluster.settings, routes(pause=0.2, files_per_batch=2)
-    before = len(events_of(cluster))
-    ended = 0
-    with Run(settings, pipeline) as run:
+def test_an_executor_ends_in_mid_batch(cluster: SparkCluster, routes: Routes, how: signal.Signals) -> None:
+    pipeline = routes.declare(pause=0.2, files_per_batch=2)
+    before, ended = len(cluster.events()), 0
+    with running(cluster.settings, pipeline) as run:
         for worker in (cluster.workers[0], cluster.workers[1], cluster.workers[0]):
-            run.await_staging()
-            for executor in worker.executors():
+            await_staging(cluster.settings, run)
+            for executor in worker.running("CoarseGrainedExecutorBackend"):
                 executor.send_signal(how)
                 ended += 1
     assert ended
-    assert len(run.result.commits) == DAYS / 2
+    assert len(run.result().commits) == DAYS / 2
     if how is signal.SIGPWR:
-        assert wait_until(lambda: "is decommissioned" in events_of(cluster)[before:], 60)
-    check_routes(settings, pipeline, files)
+        assert wait_until(lambda: "is decommissioned" in cluster.events()[before:], 60)
+    routes.check()
 
 
 @pytest.mark.promise("fault:executor-does-not-reach-postgres-or-no:processing")
-@long
 def test_an_executor_is_cut_off_from_postgres(
-    cluster: SparkCluster,
-    gate: Relay,
-    routes: Callable[..., tuple[Pipeline, str]],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: SparkCluster, gate: Relay, routes: Routes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, (pipeline, files) = cluster.settings, routes(pause=0.2, files_per_batch=1, tries=10)
-    before = len(events_of(cluster))
+    pipeline = routes.declare(pause=0.2, files_per_batch=1, tries=10)
+    before, closed = len(cluster.events()), 0
 
     def has_failed() -> bool:
-        return "while staging per_route on " in caplog.text + events_of(cluster)[before:]
+        return "while staging per_route on " in caplog.text + cluster.events()[before:]
 
     monkeypatch.setattr(shortcuts, "FEW_ROWS", 0)  # executors stage all batches, not only the first
-    closed = 0
-    with Run(settings, pipeline) as run:
-        while run.is_on and closed < 5:
+    with running(cluster.settings, pipeline) as run:
+        while not run.done() and closed < 5:
             if gate.is_in_use:
                 gate.close()
                 closed += 1
@@ -354,73 +285,53 @@ def test_an_executor_is_cut_off_from_postgres(
             time.sleep(0.005)
     assert closed, "no task of an executor behind the gate has staged"
     assert wait_until(has_failed, 60)
-    assert len(run.result.commits) == DAYS
-    check_routes(settings, pipeline, files)
+    assert len(run.result().commits) == DAYS
+    routes.check()
 
 
 @pytest.mark.promise("fault:executor-does-not-reach-postgres-or-no:processing")
-@long
-def test_tasks_wait_for_a_connection(
-    cluster: SparkCluster, routes: Callable[..., tuple[Pipeline, str]], server: Server
-) -> None:
-    settings, (pipeline, files) = cluster.settings, routes()
+def test_tasks_wait_for_a_connection(cluster: SparkCluster, routes: Routes, server: Server) -> None:
+    pipeline = routes.declare()
     server.execute(sql.SQL("ALTER ROLE tidegate_stager CONNECTION LIMIT 1"))
     try:
-        assert len(run_pipeline(settings, pipeline, run_id="run").commits) == DAYS / FILES_PER_BATCH
+        assert len(run_pipeline(cluster.settings, pipeline, run_id="run").commits) == DAYS / FILES_PER_BATCH
     finally:
         server.execute(sql.SQL("ALTER ROLE tidegate_stager CONNECTION LIMIT -1"))
-    check_routes(settings, pipeline, files)
-    with StateStore.connect(settings) as store:
-        assert [len(store.batch_history(pipeline.name, txid).attempts) for txid in (1, 2)] == [1, 1]
+    routes.check()
+    assert [len(steps.history(cluster.settings, txid, pipeline.name).attempts) for txid in (1, 2)] == [1, 1]
 
 
 @pytest.mark.promise("error:EXECUTORS_UNPREPARED")
-@long
-def test_executors_without_a_driver_of_postgres_are_refused(
-    stack: Settings, database: str, author: Callable[..., Author], days: Path, free_port: Callable[[], int]
-) -> None:
-    with small_cluster(stack, free_port, without="psycopg2-binary") as cluster:
-        settings, pipeline = replace(cluster.settings, pg_database=database), author().module().PIPELINE
-        register_pipelines(settings, pipeline)
-        put(settings, days, 0, 1)
+def test_executors_without_a_driver_of_postgres_are_refused(cluster: SparkCluster, routes: Routes) -> None:
+    def without_imports() -> None:
+        for daemon in (daemon for worker in cluster.workers for daemon in worker.running("pyspark.daemon")):
+            daemon.kill()
+
+    # a pause of its own makes new code, and so a new session
+    pipeline, driver = routes.declare(pause=0.001), cluster.packages / "psycopg2"
+    away = driver.rename(driver.with_name("away"))
+    without_imports()
+    try:
         with pytest.raises(ExecutorsUnprepared, match=r"lack Python packages: psycopg2 on .*pip install 'psycopg2-binary==2"):
-            run_pipeline(settings, pipeline, run_id="run")
+            run_pipeline(cluster.settings, pipeline, run_id="run")
+    finally:
+        away.rename(driver)
+        without_imports()
 
 
-def events_of(cluster: SparkCluster) -> str:
-    """Return what Spark has written about its tasks: where each ran, and how it ended."""
-    return "".join(file.read_text() for file in sorted(cluster.events.glob("*app-*")) if file.is_file())
+@contextmanager
+def running(settings: Settings, pipeline: Pipeline) -> Iterator[Future[RunResult]]:
+    """Run a pipeline in a thread, which has ended when the block ends."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(run_pipeline, settings, pipeline, run_id="run")
 
 
-class Run:
-    """A run of a pipeline in a thread; its result when the block ends."""
-
-    result: RunResult
-
-    def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
-        self._settings = settings
-        self._thread = ThreadPoolExecutor(1)
-        self._running = self._thread.submit(run_pipeline, settings, pipeline, run_id="run")
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.result = self._running.result(600)
-
-    @property
-    def is_on(self) -> bool:
-        return not self._running.done()
-
-    def await_staging(self) -> None:
-        """Wait until a task has a connection for staging that no earlier call has seen."""
-        before = self._last_start()
-        assert wait_until(lambda: self._last_start() != before or not self.is_on, 180)
-
-    def _last_start(self) -> Any:
-        look = "SELECT max(backend_start) FROM pg_stat_activity WHERE application_name = 'tidegate staging' AND datname = %s"
-        conninfo = {**self._settings.conninfo(user="postgres"), "dbname": "postgres"}
-        return execute(conninfo, look, [self._settings.pg_database])[0][0]
+def await_staging(settings: Settings, run: Future[RunResult]) -> None:
+    """Wait until a task has a connection for staging that was not there at the call."""
+    look = "SELECT max(backend_start) FROM pg_stat_activity WHERE application_name = 'tidegate staging' AND datname = %s"
+    conninfo = {**settings.conninfo(user="postgres"), "dbname": "postgres"}
+    before = execute(conninfo, look, [settings.pg_database])
+    assert wait_until(lambda: execute(conninfo, look, [settings.pg_database]) != before or run.done(), 180)
 
 
 def assert_no_project(settings: Settings) -> None:
