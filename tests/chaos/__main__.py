@@ -1,6 +1,6 @@
 """`python -m tests.chaos MINUTES [--seed N]`: a pipeline on the embedded stack while its parts are killed, stopped and cut off.
 
-It prints each fault as it happens, then a report. The exit code is 1 if a state differs from what plain Python computes, an
+It prints each fault as it happens, then a report. The exit code is 1 if a state differs from what DuckDB computes, an
 invariant was violated, or, after an hour, a cell of the fault table was not reached.
 """
 
@@ -26,10 +26,10 @@ def main() -> int:
     with reaped(folder):
         (home := folder / "project").mkdir()
         report = run(home, arguments.minutes, arguments.seed)
-    if report.equal:
-        shutil.rmtree(folder)
-    else:
+    if report.violations:
         sys.stdout.write(f"\nThe logs are in {home}\n")
+    else:
+        shutil.rmtree(folder)
     sys.stdout.write(f"\n{report}\n")
     return report.exit_code
 

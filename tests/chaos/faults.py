@@ -61,8 +61,8 @@ class Fault(NamedTuple):
             case "task" | "Python worker":
                 return stack.client(link)
             case "Airflow's worker":  # the parent of the task: Airflow loses the task, which goes on
-                ours = {each.pid: each for each in stack.component("airflow-scheduler")[:-1]}  # an orphan has another
-                return [ours[parent] for task in stack.client(link) if (parent := _parent(task)) in ours]
+                parents = [task.parent() for task in stack.client(link) if task.is_running()]
+                return [each for each in stack.component("airflow-scheduler")[:-1] if each in parents]  # an orphan has another
             case "backend":
                 return stack.backend(link)
             case "supervisor":
@@ -102,25 +102,18 @@ OF_MOMENTS = {"statement": 1, "COMMIT": 2, "answer": 4}
 
 @dataclass
 class Tally:
-    """What has been done so far, and when each cell was first reached, in seconds since the beginning."""
+    """How often each cell was reached so far."""
 
     began: float = field(default_factory=time.monotonic)
     cells: Counter[tuple[str, str]] = field(default_factory=Counter)
-    reached: dict[tuple[str, str], float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
     @property
-    def missing(self) -> list[tuple[str, str]]:
-        return [(row, phase) for row, phases in CELLS.items() for phase in phases if not self.cells[row, phase]]
-
-    def note(self, fault: Fault, phases: set[str]) -> None:
-        """Count a fault in the listed cells that it has met."""
-        for cell in [(fault.row, phase) for phase in phases.intersection(CELLS[fault.row])]:
-            self.cells[cell] += 1
-            self.reached.setdefault(cell, self.seconds)
+    def missing(self) -> list[str]:
+        return [f"{row} in {phase}" for row, phases in CELLS.items() for phase in phases if not self.cells[row, phase]]
 
 
 def choose(chance: random.Random, tally: Tally) -> tuple[Fault, Trap]:
@@ -142,41 +135,36 @@ def strike(stack: StackUnderTest, chance: random.Random, tally: Tally) -> str | 
     if caught is None or caught.link is None:
         return None
     fault, trap = next(option for option in options if option[1] is caught)
-    is_lost = fault.how == "cut"
     try:
-        victims = fault.victims(stack, caught.link)
-        if not victims and fault.how != "cut":
-            return None
         phases = {trap.phase} if fault.victim in MEETS_ONE else {trap.phase, *stack.wire.phases()}
-        if fault.how == "stop":
-            stack.stop(victims, _stop_seconds(chance))
-        elif fault.how == "kill":
-            if not [victim for victim in victims if _killed(victim)]:
-                return None
-            # What a dead process had sent may still arrive, or not; what a dead server has sent does not.
-            may_be_lost = fault.row == DIES and trap.moment != "answer"
-            is_lost = fault.row == POSTGRES or (may_be_lost and chance.random() < SHARE_OF_LOST)
+        victims = _hit(fault, stack, caught.link, chance)
+        if fault.how == "cut" or (victims and _is_lost(fault, trap, chance)):
+            caught.link.cut()
     finally:
-        trap.release(cut=is_lost)
-    tally.note(fault, set() if fault.victim == "supervisor" else phases)
+        trap.released.set()
+    if not victims and fault.how != "cut":
+        return None
+    if fault.victim != "supervisor":
+        tally.cells.update((fault.row, phase) for phase in phases.intersection(CELLS[fault.row]))
     where = "between COMMIT and its answer" if trap.moment == "answer" else f"at a {trap.moment}"
     return f"{fault.how} {fault.victim}{''.join(f' {each.pid}' for each in victims[-1:])} in {trap.phase}, {where}"
 
 
-def _stop_seconds(chance: random.Random) -> float:
-    """Return how long a stop lasts: mostly around the time that a transaction may be idle, sometimes beyond any silence."""
-    is_long = chance.random() < SHARE_OF_LONG_STOPS
-    return LONGER_THAN_A_SILENCE_SECONDS if is_long else chance.uniform(0.5, 2 * IDLE_TIMEOUT_SECONDS)
+def _is_lost(fault: Fault, trap: Trap, chance: random.Random) -> bool:
+    """What a dead process had sent may still arrive, or not; what a dead server has sent does not."""
+    may_be_lost = fault.row == DIES and trap.moment != "answer"
+    return fault.row == POSTGRES or (may_be_lost and chance.random() < SHARE_OF_LOST)
 
 
-def _parent(process: psutil.Process) -> int | None:
-    with suppress(psutil.NoSuchProcess):
-        return int(process.ppid())
-    return None
-
-
-def _killed(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        process.kill()
-        return True
-    return False
+def _hit(fault: Fault, stack: StackUnderTest, link: Link, chance: random.Random) -> list[psutil.Process]:
+    """Kill or stop the victims that there are, and return them."""
+    hit = []
+    for victim in fault.victims(stack, link):
+        with suppress(psutil.NoSuchProcess):
+            if fault.how == "kill":
+                victim.kill()
+            hit.append(victim)
+    if fault.how == "stop":  # mostly for about as long as a transaction may be idle, sometimes beyond any silence
+        is_long = chance.random() < SHARE_OF_LONG_STOPS
+        stack.stop(hit, LONGER_THAN_A_SILENCE_SECONDS if is_long else chance.uniform(0.5, 2 * IDLE_TIMEOUT_SECONDS))
+    return hit

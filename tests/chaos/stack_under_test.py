@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import psutil
 import psycopg2
@@ -32,9 +34,11 @@ from tidegate.dags.batch_dag import batch_dag
 
 dag = batch_dag("{name}", concurrency=2, default_args={{"retry_delay": timedelta(seconds=1), "retry_exponential_backoff": 1}})
 """
+MODULE = 'from tests.chaos.pipelines import PIPELINES\n\nPIPELINE = PIPELINES["{name}"]\n'
 IDLE_TIMEOUT_SECONDS = 5
 SECONDS_BETWEEN_LOOKS = 1.0
 UP_TRIES = 3
+AWAY = (psycopg2.OperationalError, psycopg2.InterfaceError)
 
 
 class StackUnderTest:
@@ -52,16 +56,12 @@ class StackUnderTest:
     @classmethod
     @contextmanager
     def running(cls, home: Path) -> Iterator["StackUnderTest"]:
-        """Run a stack in an empty folder, and end all of its processes at the end."""
         for name in pipelines.PIPELINES:
-            for folder, content in {
-                "dags": DAG.format(name=name),
-                "pipelines": f'from tests.chaos.pipelines import PIPELINES\n\nPIPELINE = PIPELINES["{name}"]\n',
-            }.items():
-                (home / folder).mkdir(exist_ok=True)
-                (home / folder / f"{name}.py").write_text(content)
             (home / "data" / name).mkdir(parents=True)
-        (home / "tidegate.toml").write_text("")
+            for folder, content in (("dags", DAG), ("pipelines", MODULE)):
+                (home / folder).mkdir(exist_ok=True)
+                (home / folder / f"{name}.py").write_text(content.format(name=name))
+        (home / "tidegate.toml").touch()
         stack = cls(home)
         # The supervisor hands these on to all that it starts.
         variables = {
@@ -69,35 +69,27 @@ class StackUnderTest:
             "TIDEGATE_IDLE_TIMEOUT_SECONDS": str(IDLE_TIMEOUT_SECONDS),
             "JDK_JAVA_OPTIONS": QUICK_TO_START,
         }
-        os.environ.update(variables)
-        try:
-            stack.up()
-            do_not_sync(stack.settings)
-            register_pipelines(stack.settings, *pipelines.PIPELINES.values())
-            yield stack
-        finally:
-            stack.wake()
-            embedded.down(stack.settings)  # the logs stay
-            stack.wire.close()
-            for name in variables:
-                del os.environ[name]
+        with patch.dict(os.environ, variables):
+            try:
+                stack.up()
+                do_not_sync(stack.settings)
+                register_pipelines(stack.settings, *pipelines.PIPELINES.values())
+                yield stack
+            finally:
+                stack.wake()
+                embedded.down(stack.settings)  # the logs stay
+                stack.wire.close()
 
-    def up(self) -> None:
-        """Restore what is missing, as a person would by `tidegate up`, and again if something is away meanwhile.
-
-        Raises: the last of UP_TRIES errors.
-        """
+    def up(self) -> Any:
+        """Restore what is missing, as a person would by `tidegate up`, and again if something is away meanwhile."""
         for _ in range(UP_TRIES - 1):
             with suppress(RetryableError):
-                embedded.up(self.settings)
-                return
-        embedded.up(self.settings)
+                return embedded.up(self.settings)
+        return embedded.up(self.settings)
 
-    def connect(self) -> psycopg2.extensions.connection:
-        """Connect as the administrator, past the wire."""
-        return psycopg2.connect(**self.settings.conninfo(user="postgres"))
-
-    # processes
+    @property
+    def administrator(self) -> dict[str, Any]:
+        return self.settings.conninfo(user="postgres")
 
     def component(self, name: str) -> list[psutil.Process]:
         """Return the processes of a component, its own last; none if it does not run."""
@@ -114,11 +106,9 @@ class StackUnderTest:
         return _owner(link.client_port, self.wire.port)
 
     def backend(self, link: Link) -> list[psutil.Process]:
-        """Return the process of Postgres at its far end."""
         return _owner(self.settings.pg_port, link.server_port)
 
     def stop(self, processes: Sequence[psutil.Process], seconds: float) -> None:
-        """Stop processes, and let them go on after a while."""
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
@@ -128,57 +118,44 @@ class StackUnderTest:
         later.start()
 
     def wake(self, processes: Sequence[psutil.Process] | None = None) -> None:
-        """Let these stopped processes go on, or all."""
         for process in tuple(self._stopped) if processes is None else processes:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
             self._stopped.discard(process)
 
-    def is_supervised(self) -> bool:
-        return bool(self.component("supervisor"))
-
-    # work
-
     def feed(self, until: threading.Event, *, with_new_files: bool) -> None:
         """Start a run of each pipeline whenever it has none and files are left; an Airflow that is away is asked again."""
         while not until.is_set():
-            with suppress(psycopg2.OperationalError, psycopg2.InterfaceError):
+            with suppress(*AWAY):
                 for name, left in self.uncounted().items():
-                    due = with_new_files and left < pipelines.FILES_PER_RUN[name]
-                    if due:
-                        pipelines.add_files(self.home, name, pipelines.FILES_PER_RUN[name])
-                    if (left or due) and not self._has_run(name):
-                        self._trigger(name)
+                    if due := with_new_files and left < pipelines.FILES_PER_RUN[name]:
+                        pipelines.add_files(self.home, name)
+                    if left or due:
+                        self._start_run(name)
             until.wait(SECONDS_BETWEEN_LOOKS)
 
     def uncounted(self) -> dict[str, int]:
-        """Return how many files of each pipeline have not counted yet.
-
-        Raises: psycopg2.OperationalError while Postgres is away.
-        """
+        """Return how many files of each pipeline have not counted yet."""
         query = "SELECT pipeline, count(*) FROM tidegate.source_file GROUP BY pipeline"
-        counted = dict(execute(self.settings.conninfo(user="postgres"), query))
+        counted = dict(execute(self.administrator, query))
         return {name: pipelines.file_count(self.home, name) - counted.get(name, 0) for name in pipelines.PIPELINES}
 
     def await_all_counted(self, seconds: float) -> None:
-        """Wait until all files have counted, or the time is over."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            with suppress(psycopg2.OperationalError, psycopg2.InterfaceError):
+            with suppress(*AWAY):
                 if not any(self.uncounted().values()):
                     return
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
-    def _has_run(self, name: str) -> bool:
+    def _start_run(self, name: str) -> None:
         query = "SELECT 1 FROM dag_run WHERE dag_id = %s AND state IN ('queued', 'running')"
-        return bool(execute(self.settings.conninfo(user="postgres") | {"dbname": "airflow"}, query, [name]))
-
-    def _trigger(self, name: str) -> None:
-        try:
-            with closing(AirflowClient(self.settings)) as airflow:
-                airflow.trigger(name, {})
-        except TidegateError:  # it is away
-            self.failed_triggers += 1
+        if not execute(self.administrator | {"dbname": "airflow"}, query, [name]):
+            try:
+                with closing(AirflowClient(self.settings)) as airflow:
+                    airflow.trigger(name, {})
+            except TidegateError:  # it is away
+                self.failed_triggers += 1
 
 
 def _owner(local_port: int, remote_port: int) -> list[psutil.Process]:

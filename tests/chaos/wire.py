@@ -45,24 +45,12 @@ class Trap:
     released: threading.Event = field(default_factory=threading.Event)
 
     def takes(self, link: "Link", statement: bytes) -> bool:
-        """Return whether this connection, about to send a statement, is the one."""
         is_commit = statement == b"COMMIT"
         at_moment = not is_commit if self.moment == "statement" else is_commit and (link.decides or self.phase == "after")
         if link.role != self.role or link.phase != self.phase or not at_moment:
             return False
         self.passed_over -= 1
         return self.passed_over < 0
-
-    def hold(self) -> None:
-        """Hand the connection to the driver, and wait until it is released."""
-        self.caught.set()
-        self.released.wait(LONGEST_HOLD_SECONDS)
-
-    def release(self, *, cut: bool) -> None:
-        """Let the caught connection go on, or break."""
-        if cut and self.link:
-            self.link.cut()
-        self.released.set()
 
 
 class Wire:
@@ -117,7 +105,6 @@ class Wire:
         return {link.phase for link in links if link.phase and (link.is_open or link.phase == "processing")}
 
     def close(self) -> None:
-        """Accept nothing more, and end all connections."""
         _shut(self._listener)
         for link in self.links.copy():
             link.cut()
@@ -137,7 +124,6 @@ class Link:
         self.is_open = self.decides = False
 
     def start(self) -> None:
-        """Pass on what comes, each way in a thread."""
         self._wire.links.add(self)
         for target in (self._upwards, self._downwards):
             threading.Thread(target=target, daemon=True).start()
@@ -182,10 +168,10 @@ class Link:
             self._server.sendall(message)
             if not trap.is_raced:
                 self._answered.wait(LONGEST_HOLD_SECONDS)
-            trap.hold()
-            self._passes.set()
-        else:
-            trap.hold()
+        trap.caught.set()
+        trap.released.wait(LONGEST_HOLD_SECONDS)
+        self._passes.set()
+        if trap.moment != "answer":
             self._server.sendall(message)
 
     def _downwards(self) -> None:
