@@ -1,252 +1,125 @@
-"""CSV: records are rendered at random, and read by a slow reader, character by character, and by Python's csv module."""
+"""CSV: records are written at random, and read by one regular expression."""
 
-import csv
-import io
-import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
 
 from tests.fuzz import values
-from tests.fuzz.files import END, Damaged, File, text_ends, tuning
-from tests.fuzz.harness import Column, Declared, Format, Input, Record, Verdict, strictest
-from tidegate.jobs import Files
+from tests.fuzz.harness import ENDS, Broken, Format, Record, Verdict
 
 NAMES = ["name", "amount", "at", "b c", "d.e", "f`g", "select", "\u00fcber", 'q"t', "x,y"]
+USUAL = {"sep": ",", "quote": '"', "escape": '"', "comment": "", "lineSep": "", "nullValue": "", "timeZone": "UTC"}
 
 
-@dataclass(frozen=True)
-class Dialect:
-    separator: str = ","
-    header: bool = True
-    quote: str = '"'
-    escape: str = '"'
-    comment: str = ""
-    line_end: str | None = None
-    null: str = ""
-    zone: str = "UTC"
+class Line(NamedTuple):
+    """A record: the number of its first line, its raw text, and each value with whether it was quoted."""
 
-    @property
-    def options(self) -> dict[str, str]:
-        usual = Dialect()
-        pairs = {
-            "sep": (self.separator, usual.separator),
-            "quote": (self.quote, usual.quote),
-            "escape": (self.escape, usual.escape),
-            "comment": (self.comment, ""),
-            "lineSep": (self.line_end, None),
-            "nullValue": (self.null, ""),
-            "timeZone": (self.zone, "UTC"),
-        }
-        return {name: value for name, (value, default) in pairs.items() if value is not None and value != default}
+    number: int
+    raw: str
+    parts: list[tuple[str, bool]]
 
 
-class Broken(Exception):
-    """The text is no CSV."""
-
-
-@dataclass(frozen=True)
-class CsvDeclared(Declared):
-    dialect: Dialect = field(default=Dialect())
+def good(kind: str) -> st.SearchStrategy[str]:
+    return values.good(kind, values.TEXT_OF_LINES)
 
 
 class Csv(Format):
     name = "csv"
 
-    def declare(self, draw: random.Random) -> CsvDeclared:
-        file = File.drawn(draw)
-        is_usual = draw.random() < 0.5
-        dialect = Dialect(header=draw.random() < 0.7) if is_usual else Dialect(
-            separator=draw.choice([",", ";", "\t", "|", "\x01", " ", "\u00e9" if file.encoding == "utf-8" else ","]),
-            header=draw.random() < 0.7,
-            quote=draw.choice(['"', '"', "'"]),
-            escape=draw.choice(['"', '"', "\\"]),
-            comment=draw.choice(["", "", "#"]),
-            line_end=draw.choice([None, None, "\n", "\r\n", "\r"]),
-            null=draw.choice(["", "", "NULL", "\\N", "-"]),
-            zone=draw.choice(values.ZONES),
-        )  # fmt: skip
-        names = draw.sample(NAMES, draw.choice([1, 1, 2, 2, 3, 4, 5]))
-        columns = [values.column(draw, name, values.TYPES) for name in names]
-        options = {**dialect.options, **file.options}
-        schema = {column.name: column.type for column in columns}
+    @classmethod
+    def drawn(cls, draw: Any) -> "Csv":
+        packing, header = cls.packing(draw), draw(st.booleans())
+        options: dict[str, str] = {} if draw(st.booleans()) else {
+            "sep": draw(st.sampled_from(",;\t|\x01 " + "\u00e9" * (packing["encoding"] == "utf-8"))),
+            "quote": draw(st.sampled_from(['"', '"', "'"])),
+            "escape": draw(st.sampled_from(['"', '"', "\\"])),
+            "comment": draw(st.sampled_from(["", "", "#"])),
+            "lineSep": draw(st.sampled_from(["", "", "\n", "\r\n", "\r"])),
+            "nullValue": draw(st.sampled_from(["", "", "NULL", "\\N", "-"])),
+            "timeZone": draw(values.ZONES),
+        }  # fmt: skip
+        options = {name: value for name, value in options.items() if value != USUAL[name]}
+        columns = draw(st.dictionaries(st.sampled_from(NAMES), values.TYPES, min_size=1, max_size=5))
+        return cls(draw, columns, options, **packing, arguments={"schema": columns, "header": header})
 
-        def source(inputs: int) -> Files:
-            return Files("inbox", format="csv", schema=schema, header=dialect.header, options=options, max_files=inputs)
+    def option(self, name: str) -> str:
+        return self.options.get(name, USUAL[name])
 
-        return CsvDeclared(
-            source, columns, f"schema={schema} header={dialect.header} options={options}",
-            dialect=dialect, file=file, **tuning(draw),
-        )  # fmt: skip
+    @property
+    def escape(self) -> str:
+        return self.option("quote") if self.option("escape") == '"' else self.option("escape")
 
-    def make(self, draw: random.Random, declared: CsvDeclared, name: str) -> Input:  # type: ignore[override]
-        name += f".csv{declared.file.suffix}"
-        columns, dialect = list(declared.columns), declared.dialect
-        names = [column.name for column in columns]
-        if dialect.header and draw.random() < 0.4:
-            names += [f"extra {number}" for number in range(draw.randint(1, 3))]
-            draw.shuffle(names)
-        oddness = draw.choice([0, 0, 0, 0.02, 0.2])
-        types = {column.name: column.type for column in columns}
-        ends = [dialect.line_end] if dialect.line_end else [draw.choice(text_ends(draw))]
-        lines = []
-        if dialect.header:
-            lines.append(dialect.separator.join(_rendered(draw, dialect, text) for text in names))
-        for _ in range(draw.choice([0, 1, 2, 5, 20])):
-            lines.append(self._line(draw, dialect, [types.get(name, "string") for name in names], oddness))
-            if draw.random() < 0.03:
-                lines.append(draw.choice(["", "", "   ", f"{dialect.comment}x" if dialect.comment else ""]))
-        text = "".join(line + draw.choice(ends) for line in lines)
-        if text and draw.random() < 0.3:
-            text = text.removesuffix(ends[0])
-        if draw.random() < 0.05:
-            text = draw.choice(ends) + text
-        content = declared.file.packed(draw, text)
-        return read(name, content, declared)
+    def text(self) -> str:
+        names, draw, separator = list(self.columns), self.draw, self.option("sep")
+        if self.arguments["header"]:
+            names = draw(st.permutations([*names, *["extra 1", "extra 2"][: draw(st.integers(0, 2))]]))
+        kinds, is_odd = [self.columns.get(name, "string") for name in names], draw(st.booleans())
+        lines = [names] if self.arguments["header"] else []
+        row = values.row(kinds, is_odd, good, values.odd, self.option("nullValue"))
+        lines += draw(st.lists(row, max_size=20))
+        end, text = self.option("lineSep") or draw(ENDS), ""
+        for line in lines:
+            text += separator.join(map(self._written, line))
+            text += (f"{separator}z" if is_odd and draw(st.integers(0, 30)) == 30 else "") + end
+            text += draw(st.sampled_from(["", end, f"   {end}", f"{self.option('comment') or 'a'}x{end}"])) if is_odd else ""
+        return text if draw(st.booleans()) else text.removesuffix(end)
 
-    def _line(self, draw: random.Random, dialect: Dialect, types: list[str], oddness: float) -> str:
-        parts = []
-        for kind in types:
-            if draw.random() < 0.1:
-                parts.append(dialect.null)
-            else:
-                is_odd = draw.random() < oddness
-                value = values.odd_text(draw, kind) if is_odd else values.good_text(draw, kind, values.LETTERS + "\n\r")
-                parts.append(_rendered(draw, dialect, value))
-        if draw.random() < oddness / 10:
-            draw.choice([parts.pop, lambda: parts.append("z")])()
-        return dialect.separator.join(parts)
+    def _written(self, text: str) -> str:
+        quote, escape = self.option("quote"), self.escape
+        special = [self.option("sep"), *([self.option("lineSep")] if self.option("lineSep") else "\n\r")]
+        is_special = any(part in text for part in special) or text.startswith((quote, self.option("comment") or quote))
+        if text and not is_special and text != self.option("nullValue") and self.draw(st.integers(0, 4)):
+            return text
+        return quote + re.sub(f"[{re.escape(quote + escape)}]", lambda found: escape + found[0], text) + quote
 
-
-def _rendered(draw: random.Random, dialect: Dialect, text: str) -> str:
-    special = {dialect.separator, dialect.quote, "\n", "\r", dialect.escape}
-    needs = not text or any(letter in special for letter in text) or text == dialect.null
-    needs = needs or (dialect.comment and text.startswith(dialect.comment)) or "\ufeff" in text
-    if not needs and draw.random() < 0.8:
-        return text
-    if dialect.escape == '"':
-        inside = text.replace(dialect.quote, dialect.quote * 2)
-    else:
-        inside = text.replace(dialect.escape, dialect.escape * 2).replace(dialect.quote, dialect.escape + dialect.quote)
-    return f"{dialect.quote}{inside}{dialect.quote}"
-
-
-def read(name: str, content: bytes, declared: CsvDeclared) -> Input:
-    dialect, columns = declared.dialect, declared.columns
-    try:
-        text = declared.file.text_in(content)
-    except (Damaged, UnicodeError):
-        return Input(name, content, is_whole=False)
-    names = [column.name for column in columns]
-    try:
+    def records(self, name: str, text: str) -> Iterable[Record]:
+        names = list(self.columns)
         # Which lines are blank depends on how many columns there are, which the header tells.
-        if dialect.header:
-            first = next(_records(text, dialect, has_one=False), None)
-            if first is None:
-                return Input(name, content)
-            names = [value or "" for value, _ in first[2]]
-            if any(names.count(column.name) != 1 for column in columns):
-                return Input(name, content, is_whole=False)
-        found = list(_records(text, dialect, has_one=len(names) == 1))
-    except Broken:
-        return Input(name, content, is_whole=False)
-    _compare_with_python(text, dialect, found)
-    if dialect.header:
-        while not found.pop(0)[1]:
-            pass  # blank lines before the header
-    return Input(name, content, [_record(name, line, raw, parts, names, columns, dialect) for line, raw, parts in found])
+        if self.arguments["header"]:
+            header = next(self._lines(text, has_one=False), None)
+            if header is None:
+                return
+            names = [value for value, _ in header.parts]
+            if any(names.count(column) != 1 for column in self.columns):
+                raise Broken("the header lacks a column, or has it twice")
+        lines = list(self._lines(text, has_one=len(names) == 1))
+        if self.arguments["header"]:
+            while not lines.pop(0).raw:
+                pass  # blank lines before the header
+        for line in lines:
+            is_bad = len(line.parts) != len(names) or not line.raw
+            parts = dict(zip(names, line.parts, strict=False))
+            found = [] if is_bad else [self._value(kind, *parts[column]) for column, kind in self.columns.items()]
+            verdict = max((sure for sure, _ in found), default=Verdict.REFUSED)
+            yield Record(f"{name}, line {line.number}", verdict, tuple(value for _, value in found), line.raw)
 
+    def _value(self, kind: str, text: str, is_quoted: bool) -> values.Meaning:
+        """An unquoted empty value is NULL, and so is the declared text for NULL; a quoted empty value is an empty text."""
+        null = self.option("nullValue")
+        if null and text == null:
+            return (Verdict.EITHER if is_quoted else Verdict.COUNTS), None  # whether "NULL" is NULL is the reader's choice
+        return values.meaning(kind, text, self.option("timeZone")) if text or is_quoted else (Verdict.COUNTS, None)
 
-def _record(
-    name: str, line: int, raw: str, parts: list[tuple[str, bool]], names: list[str], columns: "list[Column]", dialect: Dialect
-) -> Record:
-    origin = f"{name}, line {line}"
-    if len(parts) != len(names) or not raw:
-        return Record(origin, Verdict.REFUSED, raw=raw)
-    verdict, row = Verdict.COUNTS, []
-    for column in columns:
-        text, is_quoted = parts[names.index(column.name)]
-        # An unquoted empty value is NULL, and so is the declared NULL text; a quoted empty value is an empty text.
-        if (not text and not is_quoted) or (dialect.null and text == dialect.null):
-            if is_quoted:
-                verdict = strictest(verdict, Verdict.EITHER)  # whether "NULL" is NULL is the reader's choice
-            row.append(None)
-            continue
-        sure, value = values.meaning(column.type, text, dialect.zone)
-        verdict = strictest(verdict, sure)
-        row.append(value)
-    return Record(origin, verdict, tuple(row), raw)
-
-
-def _records(text: str, dialect: Dialect, *, has_one: bool) -> Iterator[tuple[int, str, list[tuple[str, bool]]]]:
-    """Yield line, raw text and values of each record; a value is its text, and whether it was quoted.
-
-    Raises: Broken.
-    """
-    place, line = 0, 1
-    while place < len(text):
-        if dialect.comment and text.startswith(dialect.comment, place):
-            while place < len(text) and not _end_at(text, place, dialect):
-                place += 1
-        else:
-            start, parts = place, []
-            while True:
-                value, is_quoted, place = _value(text, place, dialect)
-                parts.append((value, is_quoted))
-                if not text.startswith(dialect.separator, place):
-                    break
-                place += len(dialect.separator)
-            raw = text[start:place]
-            if raw or has_one:
-                yield line, raw, parts
-            line += _lines_in(raw, dialect)
-        place += _end_at(text, place, dialect)
-        line += 1
-
-
-def _value(text: str, place: int, dialect: Dialect) -> tuple[str, bool, int]:
-    value = ""
-    if not text.startswith(dialect.quote, place):
-        while place < len(text) and not text.startswith(dialect.separator, place) and not _end_at(text, place, dialect):
-            value += text[place]
-            place += 1
-        return value, False, place
-    place += 1
-    escape = dialect.quote if dialect.escape == '"' else dialect.escape
-    while place < len(text):
-        letter, following = text[place], text[place + 1 : place + 2]
-        if letter == escape and following in (dialect.quote, escape) and following:
-            value += following
-            place += 2
-        elif letter == dialect.quote:
-            place += 1
-            is_ended = place == len(text) or text.startswith(dialect.separator, place) or _end_at(text, place, dialect)
-            if not is_ended:
-                raise Broken("text follows a quote")
-            return value, True, place
-        else:
-            value += letter
-            place += 1
-    raise Broken("a quote is open")
-
-
-def _end_at(text: str, place: int, dialect: Dialect) -> int:
-    """Return the length of the line end at this place; 0 if there is none."""
-    if dialect.line_end is not None:
-        return len(dialect.line_end) if text.startswith(dialect.line_end, place) else 0
-    return 2 if text.startswith("\r\n", place) else int(text[place : place + 1] in ("\n", "\r"))
-
-
-def _lines_in(raw: str, dialect: Dialect) -> int:
-    if dialect.line_end is not None:
-        return raw.count(dialect.line_end)
-    return len(END.findall(raw))
-
-
-def _compare_with_python(text: str, dialect: Dialect, found: list[tuple[int, str, list[tuple[str, bool]]]]) -> None:
-    """Check that the slow reader agrees with Python's, where Python's supports the dialect."""
-    if dialect.escape != '"' or dialect.comment or dialect.line_end is not None or len(dialect.quote) != 1:
-        return
-    reader = csv.reader(
-        io.StringIO(text, newline=""), strict=True, delimiter=dialect.separator, quotechar=dialect.quote, skipinitialspace=False
-    )
-    assert [record for record in reader if record] == [[value for value, _ in parts] for _, raw, parts in found if raw], text
+    def _lines(self, text: str, *, has_one: bool) -> Iterator[Line]:
+        quote, escape, separator = map(re.escape, (self.option("quote"), self.escape, self.option("sep")))
+        end = re.escape(self.option("lineSep")) or r"\r\n|\r|\n"
+        quoted, plain = f"(?:{escape}[{quote}{escape}]|[^{quote}])*+", rf"(?!{quote})(?:(?!{separator}|{end}).)*"
+        value = re.compile(rf"(?s:{quote}({quoted}){quote}|({plain}))({separator}|{end}|\Z)")
+        comment = re.compile(rf"(?s:{re.escape(self.option('comment'))}(?:(?!{end}).)*(?:{end}|\Z))")
+        place, number = 0, 1
+        while place < len(text):
+            start, parts, after = place, [], self.option("sep")
+            if self.option("comment") and (found := comment.match(text, place)):
+                place, after = found.end(), ""
+            while after == self.option("sep"):
+                if not (found := value.match(text, place)):
+                    raise Broken("a quote is open, or text follows it")
+                inner, outer, after = found.groups()
+                is_quoted = inner is not None
+                parts.append((re.sub(f"{escape}([{quote}{escape}])", r"\1", inner) if is_quoted else outer, is_quoted))
+                place = found.end()
+            if parts and ((raw := text[start : place - len(after)]) or has_one):
+                yield Line(number, raw, parts)
+            number += len(re.findall(end, text[start:place]))

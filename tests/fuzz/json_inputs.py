@@ -1,25 +1,27 @@
 """JSON lines: objects are written at random, and read by Python's json module with numbers as written."""
 
 import base64
-import binascii
 import json
-import random
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
 from typing import Any
 
+from hypothesis import strategies as st
+
 from tests.fuzz import values
-from tests.fuzz.files import END, Damaged, File, text_ends, tuning
-from tests.fuzz.harness import Column, Declared, Format, Input, Record, Verdict, strictest
+from tests.fuzz.harness import END, ENDS, Broken, Format, Record
 from tests.fuzz.values import COUNTS, EITHER, NOTHING, REFUSED, Meaning
-from tidegate.jobs import Files
 
-NAMES = ["name", "amount", "at", "b c", "d.e", "f`g", "\u00fcber", 'q"t', "x\\y", ""]
-
-
-@dataclass(frozen=True)
-class JsonDeclared(Declared):
-    zone: str = "UTC"
-    may_lack: bool = False
+NAMES = ["name", "amount", "at", "b c", "d.e", "f`g", "\u00fcber", 'q"t', "x\\y"]
+EXTRA = ["null", "1", '"x"', '{"name": 1}', "[1, [2]]", "1e400", "true", "{}", '"\\ud800"', "NaN"]
+AS_TEXT = ["1.10", "1.1", "12345678.9", "1E400", "0.10", "-0", "0", "-0.0", "123", "1" * 30, "true", "false", '""']
+ODD = [
+    *("null", "true", "1", "1.0", "1e2", '""', "{}", '{"a": [1, "b"]}', "[ 1,2 ]", "NaN", "-Infinity", "01", "1.", "'a'"),
+    *("1" * 50, "0.1e-7", "1" + "0" * 5000, "[" * 50, '"\\ud83d"'),
+]
+JUNK = ["]", "}", " junk", "{}", ",", "[]", "\u00a0", "\v"]
+OF_TEXT = ("string", "date", "timestamp", "timestamp_ntz")
+BLANKS = st.sampled_from(["", "", " ", "\t "])
 
 
 class Number(str):
@@ -32,196 +34,120 @@ class Constant(str):
     __slots__ = ()
 
 
+class Object(dict):
+    """An object, and whether a name is in it twice."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.has_twice = len(self) < len(pairs)
+
+
+@st.composite
+def written(draw: Any, text: str) -> str:
+    if draw(st.integers(0, 9)):
+        return json.dumps(text, ensure_ascii=draw(st.booleans()))
+    return '"' + re.sub("....", r"\\u\g<0>", text.encode("utf-16-be").hex()) + '"'
+
+
+def good(kind: str) -> st.SearchStrategy[str]:
+    texts = values.good(kind, values.TEXT_OF_LINES)
+    if kind == "binary":
+        return texts.map(lambda text: json.dumps(base64.b64encode(text.encode()).decode()))
+    if kind not in OF_TEXT:
+        return texts
+    return st.sampled_from(AS_TEXT) | texts.flatmap(written) if kind == "string" else texts.flatmap(written)
+
+
+def odd(kind: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(ODD) | values.odd(kind).flatmap(lambda text: written(text) | st.just(text or "null"))
+
+
 class Json(Format):
     name = "json"
 
-    def declare(self, draw: random.Random) -> JsonDeclared:
-        file = File.drawn(draw)
-        zone = draw.choice(values.ZONES)
-        names = draw.sample(NAMES[:-1], draw.choice([1, 2, 3, 4, 5]))
-        columns = [values.column(draw, name, values.TYPES) for name in names]
-        options = {**file.options, **({} if zone == "UTC" else {"timeZone": zone})}
-        schema = {column.name: column.type for column in columns}
-        missing = draw.choice(["refuse", "null"])
+    @classmethod
+    def drawn(cls, draw: Any) -> "Json":
+        columns = draw(st.dictionaries(st.sampled_from(NAMES), values.TYPES, min_size=1, max_size=5))
+        missing = draw(st.sampled_from(["refuse", "null"]))
+        options = {"timeZone": draw(values.ZONES)}
+        return cls(draw, columns, options, **cls.packing(draw), arguments={"schema": columns, "missing": missing})
 
-        def source(inputs: int) -> Files:
-            return Files("inbox", format="json", schema=schema, missing=missing, options=options, max_files=inputs)  # type: ignore[arg-type]
+    def text(self) -> str:
+        draw, is_odd, end = self.draw, self.draw(st.booleans()), self.draw(ENDS)
+        row, lines = values.row(list(self.columns.values()), is_odd, good, odd, "null"), []
+        for texts in draw(st.lists(row, max_size=20)):
+            blank, names = draw(BLANKS), [draw(written(name)) for name in self.columns]
+            parts = [f"{name}{blank}:{blank}{text}" for name, text in zip(names, texts, strict=True)]
+            parts += [f'"extra":{text}' for text in draw(st.lists(st.sampled_from(EXTRA), max_size=1))]
+            parts += draw(st.lists(st.sampled_from(parts), max_size=1)) if is_odd and not draw(st.integers(0, 9)) else []
+            parts = parts[1:] if draw(st.integers(0, 19)) == 19 else parts
+            line = f"{blank}{{{blank}" + f"{blank},{blank}".join(draw(st.permutations(parts))) + f"{blank}}}{blank}"
+            lines.append(line + (draw(st.sampled_from(JUNK)) if is_odd and draw(st.integers(0, 19)) == 19 else ""))
+            lines += draw(st.lists(st.sampled_from(["", "  ", "\t"]), max_size=1)) if is_odd else []
+        return end.join(lines) + draw(st.sampled_from([end, ""]))
 
-        return JsonDeclared(
-            source, columns, f"schema={schema} missing={missing} options={options}", file=file,
-            zone=zone, may_lack=missing == "null", **tuning(draw),
-        )  # fmt: skip
-
-    def make(self, draw: random.Random, declared: JsonDeclared, name: str) -> Input:  # type: ignore[override]
-        name += f".json{declared.file.suffix}"
-        oddness = draw.choice([0, 0, 0, 0.02, 0.2])
-        end = draw.choice(text_ends(draw))
-        lines = []
-        for _ in range(draw.choice([0, 1, 2, 5, 20])):
-            lines.append(_line(draw, declared, oddness))
-            if draw.random() < 0.03:
-                lines.append(draw.choice(["", "  ", "\t"]))
-        text = end.join(lines) + (end if draw.random() < 0.7 else "")
-        content = declared.file.packed(draw, text)
-        return read(name, content, declared)
-
-
-def _line(draw: random.Random, declared: JsonDeclared, oddness: float) -> str:
-    blank = draw.choice(["", "", " ", "\t "])
-    parts = []
-    for column in declared.columns:
-        if draw.random() < 0.05:
-            continue
-        value = _odd(draw, column.type) if draw.random() < oddness else _good(draw, column.type)
-        parts.append(f"{_text(draw, column.name)}{blank}:{blank}{value}")
-    for _ in range(draw.choice([0, 0, 1, 2])):
-        parts.append(f"{_text(draw, draw.choice(['extra', 'more', *NAMES[:2]]) + '_')}:{draw.choice(_ANY)}")
-    if parts and draw.random() < oddness / 5:
-        parts.append(draw.choice(parts))
-    draw.shuffle(parts)
-    line = f"{blank}{{{blank}" + f"{blank},{blank}".join(parts) + f"{blank}}}{blank}"
-    if draw.random() < oddness / 5:
-        line += draw.choice(["]", "}", " junk", line, ",", "[]", "\u00a0", "\v"])
-    return line
+    def records(self, name: str, text: str) -> Iterable[Record]:
+        lines = [(number, line) for number, line in enumerate(END.split(text), start=1) if line.strip(" \t")]
+        objects = [_object(line) for _, line in lines]
+        names = [set(found) for found in objects if found is not None]
+        if self.arguments["missing"] == "refuse" and names and not set.union(*names).issuperset(self.columns):
+            raise Broken("no record has this column")
+        for (number, line), found in zip(lines, objects, strict=True):
+            if found is None:
+                yield Record(f"{name}, line {number}", REFUSED, raw=line)
+                continue
+            read = [_meaning(kind, found.get(column), self.options["timeZone"]) for column, kind in self.columns.items()]
+            sure = EITHER if found.has_twice or _has_huge_number(found) else COUNTS
+            verdict = max(sure, *(of_value for of_value, _ in read))
+            yield Record(f"{name}, line {number}", verdict, tuple(value for _, value in read), line)
 
 
-_ANY = ["null", "1", '"x"', '{"name": 1}', "[1, [2]]", "1e400", "true", "{}", '"\\ud800"', "NaN"]
-
-
-def _text(draw: random.Random, text: str) -> str:
-    found = json.dumps(text, ensure_ascii=draw.random() < 0.5)
-    if text and draw.random() < 0.05:
-        found = (
-            '"'
-            + "".join(f"\\u{ord(letter):04x}" if ord(letter) < 0xD800 else json.dumps(letter)[1:-1] for letter in text)
-            + '"'
-        )
-    return found
-
-
-def _good(draw: random.Random, kind: str) -> str:
-    if draw.random() < 0.1:
-        return "null"
-    if kind == "string":
-        if draw.random() < 0.3:
-            return draw.choice(
-                ["1.10", "1.1", "12345678.9", "1E400", "0.10", "-0", "0", "-0.0", "123", "1" * 30, "true", "false", '""']
-            )
-        return _text(draw, values.text_of(draw, values.LETTERS + "\n\r\b"))
-    if kind == "binary":
-        return json.dumps(base64.b64encode(values.text_of(draw).encode()).decode())
-    text = values.good_text(draw, kind)
-    if kind in ("date", "timestamp", "timestamp_ntz"):
-        return _text(draw, text)
-    if kind.startswith("decimal"):
-        sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
-        whole, _, part = digits.partition(".")
-        return sign + (whole.lstrip("0") or "0") + (f".{part}" if part else "")
-    return text
-
-
-def _odd(draw: random.Random, kind: str) -> str:
-    chance = draw.random()
-    if chance < 0.3:
-        return draw.choice(
-            [
-                *("null", "true", "1", "1.0", "1e2", '""', "{}", '{"a": [1, "b"]}', "[ 1,2 ]", "NaN", "-Infinity", "01"),
-                *("1.", "'a'", "1" * 50, "0.1e-7"),
-                "1" + "0" * 5000,
-                "[" * 50,
-                '"\\ud83d"',
-                '"\\u0000"',
-            ]
-        )
-    text = values.odd_text(draw, kind)
-    return text if chance < 0.5 and text else _text(draw, text)
-
-
-def read(name: str, content: bytes, declared: JsonDeclared) -> Input:
+def _object(line: str) -> Object | None:
     try:
-        text = declared.file.text_in(content)
-    except (Damaged, UnicodeError):
-        return Input(name, content, is_whole=False)
-    lines = END.split(text)
-    records, found, objects = [], set(), 0
-    for number, line in enumerate(lines, start=1):
-        if line.strip(" \t"):
-            record = _record(f"{name}, line {number}", line, declared)
-            records.append(record[0])
-            if record[1] is not None:
-                objects += 1
-                found |= record[1].keys()
-    is_lacking = objects and any(column.name not in found for column in declared.columns)
-    if is_lacking and not declared.may_lack:
-        return Input(name, content, is_whole=False)
-    return Input(name, content, records)
-
-
-def _record(origin: str, line: str, declared: JsonDeclared) -> tuple[Record, dict[str, Any] | None]:
-    try:
-        found = json.loads(line.strip(" \t"), parse_int=Number, parse_float=Number, parse_constant=Constant)
+        found = json.loads(
+            line.strip(" \t"), parse_int=Number, parse_float=Number, parse_constant=Constant, object_pairs_hook=Object
+        )
     except (ValueError, RecursionError):
-        return Record(origin, REFUSED, raw=line), None
-    if not isinstance(found, dict):
-        return Record(origin, REFUSED, raw=line), None
-    pairs = json.loads(line.strip(" \t"), object_pairs_hook=list, parse_int=Number)
-    names = [pair[0] for pair in pairs]
-    verdict = EITHER if len(names) > len(set(names)) or _has_huge_number(found) else COUNTS
-    row = []
-    for column in declared.columns:
-        sure, value = _meaning(column, found.get(column.name), declared.zone)
-        verdict = strictest(verdict, sure)
-        row.append(value)
-    return Record(origin, verdict, tuple(row), line), found
+        return None
+    return found if isinstance(found, Object) else None
 
 
 def _has_huge_number(found: Any) -> bool:
     """Return whether a number has thousands of digits, which Python's json does not read as an int."""
-    if isinstance(found, dict):
-        return any(map(_has_huge_number, found.values()))
-    return any(map(_has_huge_number, found)) if isinstance(found, list) else isinstance(found, Number) and len(found) > 4000
+    parts = found.values() if isinstance(found, dict) else found if isinstance(found, list) else []
+    return any(map(_has_huge_number, parts)) or (isinstance(found, Number) and len(found) > 4000)
 
 
-def _meaning(column: Column, value: Any, zone: str) -> Meaning:
-    kind = column.type
+def _meaning(kind: str, value: Any, zone: str) -> Meaning:
     if value is None:
         return COUNTS, None
     if isinstance(value, Number | Constant):
-        return _number(kind, value)
+        return _of_number(kind, value)
     if isinstance(value, bool):
-        if kind == "string":
-            return COUNTS, str(value).lower()
-        return (COUNTS, value) if kind == "boolean" else NOTHING
+        return (COUNTS, str(value).lower()) if kind == "string" else (COUNTS, value) if kind == "boolean" else NOTHING
     if isinstance(value, str):
         return _of_text(kind, value, zone)
-    if kind == "string":
-        return EITHER, _compact(value)
-    return NOTHING
+    return (EITHER, _compact(value)) if kind == "string" else NOTHING
 
 
 def _of_text(kind: str, text: str, zone: str) -> Meaning:
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        return NOTHING
-    if kind == "binary":
-        try:
+    try:
+        text.encode()  # half of a surrogate pair has no meaning
+        if kind == "binary":
             return COUNTS, base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
-            return NOTHING
+    except ValueError:
+        return NOTHING
     verdict, value = values.meaning(kind, text, zone)
-    is_text = kind in ("string", "date", "timestamp", "timestamp_ntz")
-    return (verdict, value) if is_text or verdict is Verdict.REFUSED else (EITHER, value)
+    return (verdict if kind in OF_TEXT else max(verdict, EITHER)), value
 
 
-def _number(kind: str, value: str) -> Meaning:
+def _of_number(kind: str, value: str) -> Meaning:
     if kind == "string":
         return (EITHER if isinstance(value, Constant) else COUNTS), str(value)
-    if kind in values.BITS or kind.startswith("decimal") or kind in ("double", "float"):
-        if isinstance(value, Constant) and kind not in ("double", "float"):
-            return NOTHING
-        verdict, number = values.meaning(kind, str(value))
-        is_plain = kind not in values.BITS or value.lstrip("-").isdigit()
-        return (verdict, number) if is_plain else (EITHER if verdict is COUNTS else verdict, number)
-    return NOTHING
+    if kind not in values.BITS and kind.partition("(")[0] not in ("decimal", "double", "float"):
+        return NOTHING
+    verdict, number = values.meaning(kind, str(value))
+    return (verdict if kind not in values.BITS or value.lstrip("-").isdigit() else max(verdict, EITHER)), number
 
 
 def _compact(value: Any) -> str:

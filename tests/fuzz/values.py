@@ -1,82 +1,50 @@
-"""Reads texts as typed values with Python's own readers, and draws valid, nearly valid and invalid texts."""
+"""Texts of typed values: valid ones, nearly valid ones and odd ones are drawn, and read with Python's own readers."""
 
-import random
 import re
-from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, InvalidOperation, localcontext
+from decimal import Context, Decimal, localcontext
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from tests.fuzz.harness import Column, Verdict, number_key
+from hypothesis import strategies as st
 
-COUNTS, EITHER, REFUSED = Verdict.COUNTS, Verdict.EITHER, Verdict.REFUSED
+from tests.fuzz.harness import Verdict, comparable
+
+COUNTS, EITHER, REFUSED = Verdict
 Meaning = tuple[Verdict, Any]
 NOTHING: Meaning = (REFUSED, None)
 BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-ZONES = ["UTC", "UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata"]
-
+ZONES = st.sampled_from(["UTC", "UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata"])
 LETTERS = (
     "abcXYZ019 _-.:;,|'\"\\/%{}[]()<>&#+*~`^$@!?=\t\x01\x7f"
     "\u00a0\u00e9\u00fc\u00df\u0416\u4e2d\u2028\u200b\ufffd\ufeff\U0001f30a"
 )
+WIDE = Context(prec=40)
+TEXT, TEXT_OF_LINES = st.text(LETTERS, max_size=30), st.text(LETTERS + "\n\r", max_size=30)
+DECIMALS = st.integers(1, 38).flatmap(lambda digits: st.integers(0, digits).map(lambda scale: f"decimal({digits},{scale})"))
+TYPES = st.one_of(
+    st.just("string"), st.sampled_from(list(BITS)), DECIMALS,
+    st.sampled_from(["boolean", "double", "float", "date", "timestamp", "timestamp_ntz", "binary"]),
+)  # fmt: skip
+ZONE_TEXTS = st.sampled_from(["", "", "Z", "+00:00", "+02:00", "-05:30", "+14:00"])
+LENGTHS = st.sampled_from([19, 19, 21, 22, 23, 25, 26])  # of times with more or fewer digits of a second
 
 
-def column(draw: random.Random, name: str, types: "dict[str, Callable[[random.Random], str]]") -> Column:
-    return Column(name, types[draw.choice(list(types))](draw))
-
-
-def _decimal(draw: random.Random) -> str:
-    precision = draw.choice([1, 2, 5, 9, 10, 18, 19, 38, draw.randint(1, 38)])
-    return f"decimal({precision},{draw.choice([0, 2, precision, draw.randint(0, precision)]) if precision > 1 else 0})"
-
-
-TYPES: dict[str, Callable[[random.Random], str]] = {
-    "string": lambda _: "string",
-    "integer": lambda draw: draw.choice(list(BITS)),
-    "decimal": _decimal,
-    "boolean": lambda _: "boolean",
-    "float": lambda draw: draw.choice(["double", "float"]),
-    "date": lambda _: "date",
-    "timestamp": lambda _: "timestamp",
-    "timestamp_ntz": lambda _: "timestamp_ntz",
-    "binary": lambda _: "binary",
-}
-
-
-def text_of(draw: random.Random, letters: str = LETTERS) -> str:
-    return "".join(draw.choice(letters) for _ in range(draw.choice([0, 1, 1, 2, 3, 5, 8, 30])))
-
-
-def good_text(draw: random.Random, kind: str, letters: str = LETTERS) -> str:
-    if kind in ("string", "binary"):
-        return text_of(draw, letters)
+def good(kind: str, text: st.SearchStrategy[str] = TEXT) -> st.SearchStrategy[str]:
     if kind in BITS:
         limit = 2 ** (BITS[kind] - 1)
-        return str(draw.choice([0, 1, -1, limit - 1, -limit, draw.randint(-limit, limit - 1), draw.randint(-99, 99)]))
+        return st.integers(-limit, limit - 1).map(str)
     if kind.startswith("decimal"):
-        precision, scale = digits_of(kind)
-        whole = "".join(draw.choice("0123456789") for _ in range(draw.randint(0, precision - scale)))
-        part = "".join(draw.choice("0123456789") for _ in range(draw.randint(0, scale)))
-        if draw.random() < 0.2:
-            whole, part = "9" * (precision - scale), "9" * scale
-        return draw.choice(["", "-"]) + (whole or "0") + (f".{part}" if part else "")
-    if kind == "boolean":
-        return draw.choice(["true", "false"])
+        digits, scale = digits_of(kind)
+        return st.integers(1 - 10**digits, 10**digits - 1).map(lambda number: f"{Decimal(number).scaleb(-scale, WIDE):f}")
     if kind in ("double", "float"):
-        limit = 3e38 if kind == "float" else 1.7e308
-        number = draw.choice([0.1, -0.0, 1e16, 5e-324, 1 / 3, draw.uniform(-1, 1), draw.uniform(-limit, limit), 16777217.0])
-        return repr(number)
-    day = date.fromordinal(draw.choice([1, 3652059, draw.randint(1, 3652059), draw.randint(719000, 745000)]))
-    if kind == "date":
-        return day.isoformat()
-    time = f"{draw.randint(0, 23):02d}:{draw.randint(0, 59):02d}:{draw.randint(0, 59):02d}"
-    if digits := draw.choice([0, 0, 3, 6, draw.randint(1, 6)]):
-        time += "." + "".join(draw.choice("0123456789") for _ in range(digits))
-    zone = draw.choice(["", "", "Z", "+00:00", "+02:00", "-05:30", "+14:00"]) if kind == "timestamp" else ""
-    if zone[1:] and (day.year in (1, 9999)):
-        zone = "Z"
-    return f"{day.isoformat()}{draw.choice('T ')}{time}{zone}"
+        return st.floats(width=32 if kind == "float" else 64, allow_nan=False, allow_infinity=False).map(repr)
+    if kind.startswith("timestamp"):
+        parts = st.tuples(st.datetimes(), st.sampled_from("T "), LENGTHS)
+        times = parts.map(lambda each: each[0].isoformat(each[1], "microseconds")[: each[2]])
+        return st.tuples(times, ZONE_TEXTS).map("".join) if kind == "timestamp" else times
+    others = {"boolean": st.sampled_from(["true", "false"]), "date": st.dates().map(date.isoformat)}
+    return others.get(kind, text)
 
 
 ODD: dict[str, list[str]] = {
@@ -116,122 +84,93 @@ ODD: dict[str, list[str]] = {
 }
 
 
-def odd_text(draw: random.Random, kind: str) -> str:
-    group = "integer" if kind in BITS else kind.split("(", maxsplit=1)[0]
-    group = {"double": "float", "timestamp": "time", "timestamp_ntz": "time"}.get(group, group)
-    if draw.random() < 0.6:
-        return draw.choice(ODD[group])
-    text = list(good_text(draw, kind))
-    place = draw.randint(0, len(text))
-    slip = draw.choice("0 -+.:TZe9\u0663\u00a0_")
-    draw.choice([lambda: text.insert(place, slip), lambda: text.__setitem__(slice(place, place + 1), slip)])()
-    return "".join(text)
+@st.composite
+def odd(draw: Any, kind: str) -> str:
+    group = "integer" if kind in BITS else {"double": "float"}.get(kind, kind.partition("(")[0].partition("stamp")[0])
+    if draw(st.booleans()):
+        return str(draw(st.sampled_from(ODD[group])))
+    text, slip = draw(good(kind)), draw(st.sampled_from("0 -+.:TZe9\u0663\u00a0_"))
+    place = draw(st.integers(0, len(text)))
+    return text[:place] + slip + text[place + draw(st.integers(0, 1)) :]
+
+
+@st.composite
+def row(draw: Any, kinds: list[str], is_odd: bool, good: Any, odd: Any, null: str) -> list[str]:
+    """Draw a text for each column, of which one at most is odd; good and odd ones are drawn as the format does."""
+    place = draw(st.integers(0, 3 * len(kinds))) if is_odd else -1
+    of = [odd(kind) if number == place else st.just(null) | good(kind) for number, kind in enumerate(kinds)]
+    return [draw(text) for text in of]
 
 
 def digits_of(kind: str) -> tuple[int, int]:
-    precision, scale = re.findall(r"\d+", kind)
-    return int(precision), int(scale)
+    digits, scale = re.findall(r"\d+", kind)
+    return int(digits), int(scale)
 
 
 def meaning(kind: str, text: str, zone: str = "UTC") -> Meaning:
-    if kind == "string":
-        return (REFUSED if "\0" in text else COUNTS), text
-    if kind == "binary":
-        return COUNTS, text.encode()
-    if kind == "boolean":
-        lowered = text.lower() if text.isascii() else ""
-        return (COUNTS if text == lowered else EITHER, lowered == "true") if lowered in ("true", "false") else NOTHING
-    if not text.isascii() or text != text.strip() or "_" in text or "\n" in text:
-        return NOTHING
-    if kind in BITS:
-        return _integer(kind, text)
-    if kind.startswith("decimal"):
-        return _decimal_of(kind, text)
-    if kind in ("double", "float"):
-        return _float(kind, text)
-    if kind == "date":
-        if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-            return NOTHING
-        try:
-            return COUNTS, date.fromisoformat(text)
-        except ValueError:
-            return NOTHING
-    return _timestamp(kind, text, zone)
-
-
-def _integer(kind: str, text: str) -> Meaning:
-    if not re.fullmatch(r"[+-]?[0-9]{1,4000}", text):
-        return NOTHING
-    number = int(text)
-    if not -(2 ** (BITS[kind] - 1)) <= number < 2 ** (BITS[kind] - 1):
-        return NOTHING
-    return (COUNTS if text == str(number) else EITHER), number
-
-
-def _decimal_of(kind: str, text: str) -> Meaning:
-    precision, scale = digits_of(kind)
+    """Return the value of a text in a column of this type, and how sure it is."""
     try:
-        number = Decimal(text)
-    except InvalidOperation:
+        if kind in ("string", "binary"):
+            return COUNTS, text if kind == "string" else text.encode()
+        if not text.isascii() or text != text.strip() or "_" in text or "\n" in text:
+            return NOTHING
+        readers = {"boolean": _truth, "double": _float, "float": _float, "date": _date}
+        if kind.startswith("timestamp"):
+            return _time(kind, text, zone)
+        return readers.get(kind, _number)(kind, text)
+    except (ValueError, ArithmeticError):  # Python's readers refuse it
         return NOTHING
-    if not number.is_finite():
-        return NOTHING
+
+
+def _truth(_: str, text: str) -> Meaning:
+    value = {"true": True, "false": False}.get(text.lower())
+    return NOTHING if value is None else (COUNTS if text.islower() else EITHER, value)
+
+
+def _date(_: str, text: str) -> Meaning:
+    return (COUNTS, date.fromisoformat(text)) if re.fullmatch(r"\d{4}-\d\d-\d\d", text) else NOTHING
+
+
+def _number(kind: str, text: str) -> Meaning:
+    if kind in BITS:
+        number = int(text) if re.fullmatch(r"[+-]?[0-9]{1,4000}", text) else None
+        fits = number is not None and -(2 ** (BITS[kind] - 1)) <= number < 2 ** (BITS[kind] - 1)
+        return (COUNTS if text == str(number) else EITHER, number) if fits else NOTHING
+    digits, scale = digits_of(kind)
+    decimal = Decimal(text)
     with localcontext(prec=10_000, Emax=10**6, Emin=-(10**6)) as context:
         context.clear_traps()
-        fits = abs(number) < 10 ** (precision - scale) and number == number.quantize(Decimal(1).scaleb(-scale))
-    if number and not fits:
-        return NOTHING
-    plain = re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text) and len(text) <= 40
-    return (COUNTS if plain else EITHER), (number.normalize(context) if number else Decimal(0))
+        fits = abs(decimal) < 10 ** (digits - scale) and decimal == decimal.quantize(Decimal(1).scaleb(-scale))
+        is_plain = re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text) and len(text) <= 40
+        return (COUNTS if is_plain else EITHER, decimal.normalize()) if fits or decimal == 0 else NOTHING
 
 
 def _float(kind: str, text: str) -> Meaning:
-    try:
-        number = float(text)
-    except ValueError:
+    number = comparable(float(text), kind)
+    if not any(letter.isdigit() for letter in text):
+        return EITHER, number  # its name, such as NaN
+    if number in ("inf", "-inf"):
         return NOTHING
-    is_named = not any(letter.isdigit() for letter in text)
-    if is_named:
-        return EITHER, number_key(number, kind)
-    try:
-        key = number_key(number, kind)
-    except OverflowError:
-        return NOTHING
-    if key in ("inf", "-inf"):
-        return NOTHING
-    return (COUNTS if re.fullmatch(r"-?[0-9]+\.[0-9]+(e[+-]?[0-9]+)?", text) else EITHER), key
+    return (COUNTS if re.fullmatch(r"-?[0-9]+\.[0-9]+(e[+-]?[0-9]+)?", text) else EITHER), number
 
 
 _FULL = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?")
-_ANY = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?")
+_ANY = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d(:?[0-5]\d)?)?)?")
 
 
-def _timestamp(kind: str, text: str, zone: str) -> Meaning:
-    if not (found := _ANY.fullmatch(text)):
+def _time(kind: str, text: str, zone: str) -> Meaning:
+    found = _ANY.fullmatch(text)
+    if not found or (kind == "timestamp_ntz" and found[4]):
         return NOTHING
-    if kind == "timestamp_ntz" and found[4]:
-        return NOTHING
-    if re.search(r"[+-]\d\d:?[6-9]\d$", text):
-        return NOTHING  # Python takes 60 minutes for an hour
-    digits = (found[3] or "")[1:]
-    if digits[6:].strip("0"):
-        return NOTHING
-    try:
-        time = datetime.fromisoformat(text.replace(digits, digits[:6]) if digits[6:] else text)
-    except ValueError:
-        return NOTHING
+    time = datetime.fromisoformat(text.replace(found[3], found[3][:7]) if found[3] else text)
     sure = COUNTS if _FULL.fullmatch(text) else EITHER
     if kind == "timestamp_ntz":
         return sure, time
-    if time.tzinfo is None and zone != "UTC":
-        both = {time.replace(tzinfo=ZoneInfo(zone), fold=fold).utcoffset() for fold in (0, 1)}
-        if len(both) > 1:
+    if time.tzinfo is None:
+        twice = {time.replace(tzinfo=ZoneInfo(zone), fold=fold).utcoffset() for fold in (0, 1)}
+        if len(twice) > 1:
             return NOTHING
         time = time.replace(tzinfo=ZoneInfo(zone))
-    try:
-        time = time if time.tzinfo else time.replace(tzinfo=UTC)
-        if abs(time.utcoffset() or timedelta(0)) > timedelta(hours=14):
-            sure = EITHER
-        return sure, time.astimezone(UTC)
-    except OverflowError:
-        return NOTHING
+    elif abs(time.utcoffset() or timedelta(0)) > timedelta(hours=14):
+        sure = EITHER
+    return sure, time.astimezone(UTC)

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +20,7 @@ from tests.conftest import COMMAND
 from tests.examples import copy_examples
 from tidegate import stack as embedded
 from tidegate.stack.components.postgres import EmbeddedPostgres
-from tidegate.stack.components.server_process import (
-    COMPONENT_VARIABLE,
-    STACK_VARIABLE,
-    is_alive,
-    reserve_port,
-    wait_until,
-)
+from tidegate.stack.components.server_process import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, reserve_port, wait_until
 from tidegate.stack.layout import USUAL_PORTS
 from tidegate.state_store import Settings
 
@@ -48,7 +42,6 @@ class Stack:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment of an operator of this stack."""
         return {**os.environ, "TIDEGATE_HOME": str(self.home)}
 
     @property
@@ -60,9 +53,8 @@ class Stack:
         return self.settings.stack_folder
 
     def tidegate(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [COMMAND, *arguments], env=self.environ | environ, capture_output=True, text=True, check=False, timeout=200
-        )
+        options = {"capture_output": True, "text": True, "timeout": 200}
+        return subprocess.run([COMMAND, *arguments], env=self.environ | environ, check=False, **options)
 
     def statuses(self) -> dict[str, embedded.ComponentStatus]:
         return {status.name: status for status in embedded.status(self.settings)}
@@ -83,12 +75,8 @@ class Stack:
         return [process for process in psutil.process_iter() if session(process) in leaders - {None} and is_alive(process)]
 
     def working_in(self, *folders: Path) -> list[psutil.Process]:
-        def works(process: psutil.Process) -> bool:
-            with suppress(psutil.Error, OSError):
-                return any(Path(process.cwd()).is_relative_to(folder) for folder in folders)
-            return False
-
-        return [process for process in psutil.process_iter() if works(process)]
+        seen = psutil.process_iter(["cwd"])  # of another account's, no folder
+        return [each for each in seen if any(Path(each.info["cwd"] or "/").is_relative_to(folder) for folder in folders)]
 
     def sessions_of(self, component: str) -> set[int | None]:
         """Return the sessions of a component: one, unless it runs twice."""
@@ -96,7 +84,6 @@ class Stack:
 
 
 def marker(process: psutil.Process) -> tuple[str | None, str | None]:
-    """Return the stack and the component from a live process's environment."""
     with suppress(psutil.Error):
         if is_alive(process):
             environ = process.environ()
@@ -105,36 +92,32 @@ def marker(process: psutil.Process) -> tuple[str | None, str | None]:
 
 
 def session(process: psutil.Process) -> int | None:
-    """Return a process's session; None if it has ended."""
     with suppress(OSError):
         return os.getsid(process.pid)
     return None
 
 
+@contextmanager
+def new_stack_in(home: Path) -> Iterator[Stack]:
+    """A stack of the examples that was never started; it is removed at the end, with a cluster that is elsewhere."""
+    home.mkdir()
+    copy_examples(home)
+    stack = Stack(home)
+    try:
+        yield stack
+    finally:
+        embedded.down(stack.settings)
+        EmbeddedPostgres(stack.folder, 0).delete()
+
+
 @pytest.fixture(scope="module")
 def new_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Stack]]:
-    """A function that returns a stack of the examples that was never started; at the end the stack is removed."""
     with ExitStack() as cleanup:
-
-        def create(name: str) -> Stack:
-            stack = Stack(tmp_path_factory.mktemp("home") / name)
-            stack.home.mkdir()
-            copy_examples(stack.home)
-            cleanup.callback(remove, stack)
-            return stack
-
-        yield create
-
-
-def remove(stack: Stack) -> None:
-    """End a stack and remove its cluster, which is outside its folder if root runs the tests."""
-    embedded.down(stack.settings)
-    EmbeddedPostgres(stack.folder, 0).delete()
+        yield lambda name: cleanup.enter_context(new_stack_in(tmp_path_factory.mktemp("home") / name))
 
 
 @pytest.fixture(scope="module")
 def bystander() -> Iterator[psutil.Process]:
-    """A process that belongs to no stack."""
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     yield psutil.Process(process.pid)
     process.kill()
@@ -164,11 +147,7 @@ def running(small: Stack) -> Stack:
 
 @pytest.fixture(scope="module")
 def occupied() -> Iterator[set[int]]:
-    """The usual ports that this fixture listens on: all of them, except those that another test's stack holds.
-
-    A stack keeps the port of a component that a test has just killed, so a port without a listener may still be reserved.
-    Another test's stack may end at any time and free its ports. So only the ports taken here are known to stay taken.
-    """
+    """The usual ports that this fixture listens on; another test may have reserved the others, and free them at any time."""
     with ExitStack() as listeners:
         taken: set[int] = set()
 
@@ -176,10 +155,7 @@ def occupied() -> Iterator[set[int]]:
             for port in USUAL_PORTS.values():
                 with ExitStack() as claim:
                     if reserve_port(port, claim) == port:
-                        listener = listeners.enter_context(socket.socket())
-                        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                        listener.bind(("127.0.0.1", port))
-                        listener.listen()
+                        listeners.enter_context(socket.create_server(("127.0.0.1", port)))
                         taken.add(port)
             return bool(taken)
 

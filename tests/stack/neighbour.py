@@ -3,20 +3,20 @@
 import os
 import pwd
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
 UNUSED_NUMBERS = range(61_000, 62_000)
 # It gives up its rights by itself, with its modules loaded, because it may not reach the Python of the testing account.
 BECOME = """
-import encodings.idna, encodings.latin_1, fcntl, http.server, json, os, pathlib, socket, stat, struct, subprocess, sys
+import encodings.idna, encodings.latin_1, json, os, pathlib, socket, stat, struct, sys
+from contextlib import suppress
 os.umask(0o022); os.setgroups([]); os.setgid({0}); os.setuid({0})
 """
 
@@ -34,33 +34,53 @@ def command_as(user: int, program: str, *arguments: object, imports: str = "") -
     return [sys.executable, "-c", imports + BECOME.format(user) + program, *map(str, arguments)]
 
 
-@dataclass(frozen=True)
-class Server:
-    """A program that keeps a port, given as address and number, and prints what it receives; `end` ends it."""
-
-    program: str
-    end: bytes = b"END"
-    imports: str = ""
-
-
-# Keeps a port and prints what it receives, one line per connection.
-LISTENER = Server("""
+# A server that takes one connection after another and prints what `talk` received on it, until that is END.
+SERVE = """
+def heard(connection):
+    received = b""
+    with suppress(OSError):  # it says no more
+        while received != b"END" and (part := connection.recv(65536)):
+            received += part
+    return received
 family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
 server = socket.create_server((sys.argv[1], int(sys.argv[2])), family=family)
 print("listens", flush=True)
 while True:
     connection, _ = server.accept()
-    connection.settimeout(2)
-    received = b""
-    try:
-        while part := connection.recv(65536):
-            received += part
-            if received == b"END":
-                sys.exit()
-    except TimeoutError:
-        pass
+    connection.settimeout(1)
+    received = talk(connection)
+    if received == b"END":
+        sys.exit()
     print(received, flush=True)
-""")
+    connection.close()
+"""
+LISTENER = "def talk(connection):\n    return heard(connection)\n" + SERVE
+# An Airflow that refuses everyone.
+WEB_PAGE = (
+    r"""
+def talk(connection):
+    received = heard(connection)
+    if received != b"END":
+        connection.sendall(b"HTTP/1.0 401 No\r\nContent-Length: 0\r\n\r\n")
+    return received
+"""
+    + SERVE
+)
+# A Postgres that asks for the password in clear, which libpq sends by default.
+ASKS_FOR_PASSWORD = (
+    """
+def talk(connection):
+    packet = connection.recv(4096)
+    while packet[4:] in (struct.pack("!i", 80877103), struct.pack("!i", 80877104)):  # TLS, GSS: no
+        connection.sendall(b"N")
+        packet = connection.recv(4096)
+    if packet == b"END":
+        return packet
+    connection.sendall(b"R" + struct.pack("!ii", 8, 3))  # AuthenticationCleartextPassword
+    return heard(connection)
+"""
+    + SERVE
+)
 # Takes one connection and gives its port away, but not the connection.
 HOLDER = """
 server = socket.create_server((sys.argv[1], int(sys.argv[2])))
@@ -70,9 +90,9 @@ server.close()
 print("holds", flush=True)
 sys.stdin.read()
 """
-# A Spark server that prints the login of each call.
-SPARK = Server(
-    """
+OF_SPARK = "import grpc, threading, concurrent.futures.thread"
+# A Spark server that prints the login of each call, until the call of /END.
+SPARK = """
 class Calls(grpc.GenericRpcHandler):
     def service(self, details):
         print(dict(details.invocation_metadata).get("authorization"), flush=True)
@@ -85,66 +105,22 @@ server.add_insecure_port(f"{sys.argv[1]}:{sys.argv[2]}")
 server.start()
 print("listens", flush=True)
 ended.wait()
-""",
-    end=b"",  # by a call of /END
-    imports="import grpc, threading, concurrent.futures.thread",
-)
-# A Postgres that asks for the password in clear, which libpq sends by default.
-ASKS_FOR_PASSWORD = Server(
-    """
-server = socket.create_server((sys.argv[1], int(sys.argv[2])))
-print("listens", flush=True)
-while True:
-    connection, _ = server.accept()
-    if not (length := connection.recv(4)):
-        continue
-    packet = connection.recv(struct.unpack("!i", length)[0] - 4)
-    if packet == b"END":
-        sys.exit()
-    if struct.unpack("!i", packet[:4])[0] in (80877103, 80877104):  # TLS, GSS: no
-        connection.sendall(b"N")
-        length = struct.unpack("!i", connection.recv(4))[0]
-        packet = connection.recv(length - 4)
-    connection.sendall(b"R" + struct.pack("!ii", 8, 3))  # AuthenticationCleartextPassword
-    print(connection.recv(4096), flush=True)
-    connection.close()
-""",
-    struct.pack("!i", 7) + b"END",
-)
-# An Airflow that prints what it receives.
-WEB_PAGE = Server(
-    """
-class Page(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        if self.path == "/END":
-            os._exit(0)
-        print(self.rfile.read(int(self.headers["content-length"])), dict(self.headers), flush=True)
-        self.send_response(401)
-        self.end_headers()
-    def do_GET(self):
-        print(dict(self.headers), flush=True)
-        self.send_response(401)
-        self.end_headers()
-    def log_message(self, *arguments):
-        pass
-server = http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Page)
-print("listens", flush=True)
-server.serve_forever()
-""",
-    b"POST /END HTTP/1.0\r\n\r\n",
-)
+"""
 
 
 @contextmanager
-def impostor(user: int, server: Server, address: str, port: int) -> Iterator[Callable[[], list[str]]]:
+def impostor(user: int, program: str, address: str, port: int) -> Iterator[Callable[[], list[str]]]:
     """Run a server as another user; yield what ends it, and returns what each connection before has sent."""
-    command = command_as(user, server.program, address, port, imports=server.imports)
+    command = command_as(user, program, address, port, imports=OF_SPARK if program is SPARK else "")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
 
         def received() -> list[str]:
-            if server.end:
+            if program is SPARK:
+                with grpc.insecure_channel(f"ipv4:{address}:{port}") as channel, suppress(grpc.RpcError):
+                    channel.unary_unary("/END")(b"", timeout=10)
+            else:
                 with socket.create_connection((address, port), 10) as last:
-                    last.sendall(server.end)
+                    last.sendall(b"END")
             return process.communicate(timeout=30)[0].splitlines()
 
         try:
@@ -172,50 +148,34 @@ SCAN = """
 request = json.load(sys.stdin)
 found = {"opened": [], "listed": [], "written": [], "texts": {}}
 for path in request["paths"]:
-    for flags, key in ((os.O_RDONLY, "opened"), (os.O_WRONLY, "written")):
-        try:
-            os.close(os.open(path, flags | os.O_NONBLOCK))
+    for key, attempt in (
+        ("opened", lambda: os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))),
+        ("written", lambda: os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))),
+        ("listed", lambda: os.listdir(path)),
+        ("written", lambda: os.mkdir(path + "/neighbour")),
+    ):
+        with suppress(OSError):
+            attempt()
             found[key].append(path)
-        except OSError:
-            pass
-    try:
-        os.listdir(path)
-        found["listed"].append(path)
-    except OSError:
-        pass
-    try:
-        os.mkdir(path + "/neighbour")
-        found["written"].append(path)
-    except OSError:
-        pass
 def note(place, content):
     found["texts"][place] = [name for name, secret in request["secrets"].items() if secret.encode() in content]
+def read(path, size):
+    with suppress(OSError), open(path, "rb") as file:
+        note(path, file.read(size))
 for number in filter(str.isdigit, os.listdir("/proc")):
     for name in ("cmdline", "environ", "stat", "maps", "io", "fd", "cwd", "root", "exe", "mem"):
-        try:
-            with open(f"/proc/{number}/{name}", "rb") as file:
-                note(f"/proc/{number}/{name}", file.read(1_000_000))
-        except OSError:
-            pass
+        read(f"/proc/{number}/{name}", 1_000_000)
 for shared in ("/tmp", "/var/tmp", "/dev/shm", "/run", "/var/lib/tidegate"):
-    for folder, _, names in os.walk(shared):
-        for name in names:
-            path = os.path.join(folder, name)
-            try:
-                status = os.lstat(path)
-                if stat.S_ISREG(status.st_mode) and status.st_mtime >= request["since"] and status.st_size < 2_000_000:
-                    with open(path, "rb") as file:
-                        note(path, file.read())
-            except OSError:
-                pass
+    for path in (os.path.join(folder, name) for folder, _, names in os.walk(shared) for name in names):
+        with suppress(OSError):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode) and status.st_mtime >= request["since"] and status.st_size < 2_000_000:
+                read(path, -1)
 for address, port in request["listeners"]:
     for question in (b"GET / HTTP/1.0\\r\\n\\r\\n", b"\\0\\0\\0\\x08\\x04\\xd2\\x16\\x2f", b"stats\\n"):
-        try:
-            with socket.create_connection((address, port), 5) as connection:
-                connection.settimeout(1)
-                connection.sendall(question)
-                note(f"{address}:{port} {question}", connection.recv(65536))
-        except OSError:
-            pass
+        with suppress(OSError), socket.create_connection((address, port), 5) as connection:
+            connection.settimeout(1)
+            connection.sendall(question)
+            note(f"{address}:{port} {question}", connection.recv(65536))
 print(json.dumps(found))
 """

@@ -22,7 +22,7 @@ POD = in_file("deploy/worker-pod.yaml")
 
 ADVICE, VERBS = "tests/cli/test_advice.py", "tests/cli/test_verbs.py"
 COMPONENT, COMPOSE = "tests/unit/test_component.py", "tests/unit/test_compose.py"
-LEDGER = "tests/stack/test_machine.py::test_a_ledger_is_never_overwritten_replaced_or_shared"
+LEDGER = "tests/stack/test_stack.py::test_a_ledger_is_never_overwritten_replaced_or_shared"
 ACCOUNT = "security:another-account-in-file-system"
 
 MUTANTS = (
