@@ -57,7 +57,7 @@ class Csv(Format):
             names = draw(st.permutations([*names, *["extra 1", "extra 2"][: draw(st.integers(0, 2))]]))
         kinds, is_odd = [self.columns.get(name, "string") for name in names], draw(st.booleans())
         lines = [names] if self.arguments["header"] else []
-        row = values.row(kinds, is_odd, good, values.odd, self.option("nullValue"))
+        row = values.row(kinds, is_odd, good, values.odd)
         lines += draw(st.lists(row, max_size=20))
         end, text = self.option("lineSep") or draw(ENDS), ""
         for line in lines:
@@ -66,7 +66,9 @@ class Csv(Format):
             text += draw(st.sampled_from(["", end, f"   {end}", f"{self.option('comment') or 'a'}x{end}"])) if is_odd else ""
         return text if draw(st.booleans()) else text.removesuffix(end)
 
-    def _written(self, text: str) -> str:
+    def _written(self, text: str | None) -> str:
+        if text is None:
+            return self.option("nullValue")
         quote, escape = self.option("quote"), self.escape
         special = [self.option("sep"), *([self.option("lineSep")] if self.option("lineSep") else "\n\r")]
         is_special = any(part in text for part in special) or text.startswith((quote, self.option("comment") or quote))

@@ -74,10 +74,10 @@ class Json(Format):
 
     def text(self) -> str:
         draw, is_odd, end = self.draw, self.draw(st.booleans()), self.draw(ENDS)
-        row, lines = values.row(list(self.columns.values()), is_odd, good, odd, "null"), []
+        row, lines = values.row(list(self.columns.values()), is_odd, good, odd), []
         for texts in draw(st.lists(row, max_size=20)):
             blank, names = draw(BLANKS), [draw(written(name)) for name in self.columns]
-            parts = [f"{name}{blank}:{blank}{text}" for name, text in zip(names, texts, strict=True)]
+            parts = [f"{name}{blank}:{blank}{text or 'null'}" for name, text in zip(names, texts, strict=True)]
             parts += [f'"extra":{text}' for text in draw(st.lists(st.sampled_from(EXTRA), max_size=1))]
             parts += draw(st.lists(st.sampled_from(parts), max_size=1)) if is_odd and not draw(st.integers(0, 9)) else []
             parts = parts[1:] if draw(st.integers(0, 19)) == 19 else parts

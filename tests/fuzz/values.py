@@ -95,10 +95,10 @@ def odd(draw: Any, kind: str) -> str:
 
 
 @st.composite
-def row(draw: Any, kinds: list[str], is_odd: bool, good: Any, odd: Any, null: str) -> list[str]:
-    """Draw a text for each column, of which one at most is odd; good and odd ones are drawn as the format does."""
+def row(draw: Any, kinds: list[str], is_odd: bool, good: Any, odd: Any) -> list[str | None]:
+    """Draw a text or NULL for each column, of which one at most is odd; good and odd ones are drawn as the format does."""
     place = draw(st.integers(0, 3 * len(kinds))) if is_odd else -1
-    of = [odd(kind) if number == place else st.just(null) | good(kind) for number, kind in enumerate(kinds)]
+    of = [odd(kind) if number == place else st.none() | good(kind) for number, kind in enumerate(kinds)]
     return [draw(text) for text in of]
 
 
