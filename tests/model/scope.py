@@ -6,22 +6,13 @@ heartbeats that are, and actors that die. Worlds that differ only in attempts of
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from tests.model import core, invariants
 from tests.model.core import World
 
 ACTORS = 2
 SIZE_AGAIN = 2  # what an opaque source chooses when it has to choose again; planned batches have one record each
-
-
-class Scope(NamedTuple):
-    """How much a walk visits: the kinds of source and states, and how many batches are planned and faults strike at most."""
-
-    source: Literal["transactional", "opaque"]
-    states: Literal["transactional", "opaque"]
-    txids: int
-    faults: int
 
 
 class Scene(NamedTuple):
@@ -48,21 +39,21 @@ class Move(NamedTuple):
 
 
 class Walk:
-    """Visits every scene that can be reached, and checks each of them, and each move.
+    """Visits every scene that can be reached if at most so many batches are planned; checks each of them, and each move.
 
     Raises: AssertionError, with the shortest way there.
     """
 
-    def __init__(self, scope: Scope) -> None:
-        first = Scene(World(scope.source, scope.states), (None,) * ACTORS, scope.faults)
+    def __init__(self, world: World, txids: int, faults: int) -> None:
+        first = Scene(world, (None,) * ACTORS, faults)
         self.scenes: dict[Scene, tuple[Scene, Move] | None] = {first: None}  # each with a move that leads to it
         self.moves = 0
-        self._txids = scope.txids
+        self._txids = txids
         self._back: dict[Scene, list[Scene]] = {}  # by moves that are neither faults nor those of an operator
         waiting = deque([first])
         while waiting:
             scene = waiting.popleft()
-            for move in moves(scene, scope.txids):
+            for move in moves(scene, txids):
                 self.moves += 1
                 after = canonical(move.after)
                 is_new = after not in self.scenes

@@ -40,29 +40,20 @@ class Mutant:
     new: str
     noticed_by: tuple[str, ...]
 
-    def planted(self, text: str) -> str:
-        """Return the text of the file with the fault in it.
-
-        Raises: DoesNotApply.
-        """
-        start, end = (
-            _sql_statement(text, self.function) if self.file.endswith(".sql") else _python_function(text, self.function)
-        )
-        found = text.count(self.old, start, end)
-        if found != 1:
-            raise DoesNotApply(f"{self.name}: {self.file}, {self.function}, has {found} times: {self.old}")
-        place = text.index(self.old, start, end)
-        return text[:place] + self.new + text[place + len(self.old) :]
-
     def planted_in(self, root: Path) -> str:
         """Return the text of the file in a checkout with the fault in it.
 
         Raises: DoesNotApply.
         """
-        file = root / self.file
-        if not file.is_file():
+        if not (root / self.file).is_file():
             raise DoesNotApply(f"{self.name}: there is no file {self.file}")
-        return self.planted(file.read_text())
+        text = (root / self.file).read_text()
+        start, end = (_sql_statement if self.file.endswith(".sql") else _python_function)(text, self.function)
+        found = text.count(self.old, start, end)
+        if found != 1:
+            raise DoesNotApply(f"{self.name}: {self.file}, {self.function}, has {found} times: {self.old}")
+        place = text.index(self.old, start, end)
+        return text[:place] + self.new + text[place + len(self.old) :]
 
 
 def in_file(file: str) -> Callable[[str, str, str], Callable[..., Mutant]]:
