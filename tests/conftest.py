@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
+from sqlalchemy.util import LRUCache
 
-from tests.compiled_statements import compile_once
 from tests.databases import Pool
 from tests.examples import EXAMPLES  # noqa: F401 - this process has their pipelines
 from tests.jars import pytest_sessionstart  # noqa: F401 - a hook of this file
-from tests.layers import pytest_collection_modifyitems  # noqa: F401 - a hook of this file
 from tests.postgres_versions import running_version
 from tests.reaper import die_with_make, pytest_configure, pytest_unconfigure  # noqa: F401 - hooks of this file
 from tests.servers import Server, fetch_kafka, shared_stack, shared_template, show_transactions
@@ -39,9 +39,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # handler that does nothing has the same effect here, but is not inherited.
     signal.signal(signal.SIGINT, lambda *_: None)
 die_with_make()
-compile_once()
+
+# SQLAlchemy compiles each statement once per process: by itself, it would once per database, so for every test. Servers of
+# another version have their own.
+_compiled: LRUCache[object, object] = LRUCache(2000)
+PGDialect_psycopg2.__eq__ = lambda one, other: (
+    isinstance(other, PGDialect_psycopg2) and one.server_version_info == other.server_version_info
+)
+PGDialect_psycopg2.__hash__ = lambda _: hash(PGDialect_psycopg2)
+PGDialect_psycopg2.engine_created = lambda engine: engine.update_execution_options(compiled_cache=_compiled)
 
 COMMAND = Path(sys.executable).with_name("tidegate")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what only `make soak` runs: what is marked `soak`, and of a test that is `sampled(n)`, all but n parameters."""
+    if os.environ.get("SOAK"):
+        return
+    items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    sampled: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        if marker := item.get_closest_marker("sampled"):
+            sampled.setdefault((item.nodeid.partition("[")[0], *marker.args), []).append(item)
+    for (_, most), of_a_test in sampled.items():
+        kept = {of_a_test[round(number * (len(of_a_test) - 1) / max(most - 1, 1))] for number in range(most)}
+        items[:] = [item for item in items if item in kept or item not in of_a_test]
 
 
 @pytest.fixture(scope="session")
