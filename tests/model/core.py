@@ -8,7 +8,8 @@ The source is a list of records, known by their positions; a batch reads the pos
 state keeps the positions that have counted in it, so that one that is lost, or counts twice, shows.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 WINDOW = 2  # the batches that may be begun and not committed
 TOGETHER = {"transactional": 100, "opaque": 1}  # the batches of one commit: opaque states keep what was before one
@@ -114,6 +115,24 @@ class World(NamedTuple):
 Step = tuple[World, str]
 
 
+class Refused(Exception):
+    """A step changes nothing; the text is its answer."""
+
+
+def refuse(answer: str | None, when: object = True) -> None:
+    """Refuse a step with this answer, if there is one, when something holds."""
+    if answer and when:
+        raise Refused(answer)
+
+
+def taken(law: Callable[..., Step], world: World, *of: Any, **how: Any) -> Step:
+    """Return the next world and the answer, also of a step that is refused."""
+    try:
+        return law(world, *of, **how)
+    except Refused as refused:
+        return world, str(refused)
+
+
 def attempt(world: World, txid: int, number: int) -> Attempt:
     return world.batches[txid - 1].attempts[number - 1]
 
@@ -172,8 +191,7 @@ def records(world: World, txid: int, source: Input) -> tuple[tuple[int, ...], tu
 
 def plan(world: World, sizes: tuple[int, ...], *, takes_up: bool = False) -> Step:
     """Freeze the inputs of new batches, one after another (I6), and lift the halts of the old ones that the run `takes_up`."""
-    if sizes and world.code != world.version:
-        return world, "DECLARATION_CHANGED"
+    refuse("DECLARATION_CHANGED", sizes and world.code != world.version)
     covered = [*range(world.cursor + 1, len(world.batches) + 1)] if takes_up else []
     for txid in covered:
         world = with_batch(world, txid, is_halted=False)
@@ -187,47 +205,40 @@ def plan(world: World, sizes: tuple[int, ...], *, takes_up: bool = False) -> Ste
 
 def start(world: World, txid: int, mode: str = "resume", size: int = 1) -> Step:
     """Begin an attempt, which fences all older ones (I4); an opaque source chooses `size` records if it has to choose again."""
-    if not 0 < txid <= len(world.batches):
-        return world, "UNKNOWN_BATCH"
-    if mode == "redo" and not may_redo(world, txid):
-        return world, "RANGE_REFUSED"
-    if mode != "redo" and txid <= world.cursor:
-        return world, committed_already(world, txid)
-    if world.code != world.version:
-        return world, "DECLARATION_CHANGED"
-    if mode != "redo" and (why := why_not_started(world, txid, mode)):
-        return world, why
-    attempts, read, before = world.batches[txid - 1].attempts, current(world, txid).input, input_before(world, txid)
-    if world.source == "opaque" and (attempts or not is_in_chain(world, txid)):
+    refuse("UNKNOWN_BATCH", not 0 < txid <= len(world.batches))
+    batch, read, is_as_planned = world.batches[txid - 1], current(world, txid).input, is_in_chain(world, txid)
+    newest, before = batch.newest, input_before(world, txid)
+    if mode == "redo":
+        refuse("RANGE_REFUSED", not may_redo(world, txid))
+        refuse("DECLARATION_CHANGED", world.code != world.version)
+    else:
+        refuse(committed_already(world, txid))
+        refuse("DECLARATION_CHANGED", world.code != world.version)
+        refuse("GIVEN_UP", batch.is_given_up and is_as_planned)
+        refuse("SEALED", mode != "restage" and is_as_planned and newest and is_sealed(world, newest))
+        refuse("BEGUN", mode == "first" and newest)
+        refuse("PAUSED", world.is_paused and not newest)
+        refuse("AHEAD", txid - world.cursor > WINDOW)
+    if world.source == "opaque" and (newest or not is_as_planned):
         end = before.end if before else 0
         read = Input(before.start, end, read.replayed) if read.replayed and before else Input(end, end + size)
-    attempts = (*ended(attempts), Attempt(read, before, world.code))
+    attempts = (*ended(batch.attempts), Attempt(read, before, world.code))
     return with_batch(world, txid, attempts=attempts, is_halted=False, is_given_up=False), f"attempt {len(attempts)}"
-
-
-def why_not_started(world: World, txid: int, mode: str) -> str | None:
-    """Return why an uncommitted batch gets no attempt, if so."""
-    batch, newest, is_as_planned = world.batches[txid - 1], world.batches[txid - 1].newest, is_in_chain(world, txid)
-    if batch.is_given_up and is_as_planned:
-        return "GIVEN_UP"
-    if mode != "restage" and is_as_planned and newest and (newest.phase, newest.version) == ("sealed", world.code):
-        return "SEALED"
-    if mode == "first" and newest:
-        return "BEGUN"
-    if world.is_paused and not newest:
-        return "PAUSED"
-    return "AHEAD" if txid - world.cursor > WINDOW else None
 
 
 def ended(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
     return tuple(own._replace(phase="failed") if own.phase == "open" else own for own in attempts)
 
 
+def is_sealed(world: World, own: Attempt) -> bool:
+    """Return whether an attempt is sealed, and by the code that runs (I16)."""
+    return (own.phase, own.version) == ("sealed", world.code)
+
+
 def stage(world: World, txid: int, number: int) -> Step:
     """Write an attempt's rows into staging of its own, which fences do not keep it from (I5); again, if a task runs twice."""
     own = attempt(world, txid, number)
-    if own.damage in ("table", "dropped"):
-        return world, "UNPROCESSED"
+    refuse("UNPROCESSED", own.damage in ("table", "dropped"))
     if own.phase == "open":
         good, bad = records(world, txid, own.input)
         world = with_attempt(world, txid, number, is_staged=True, good=good, bad=bad, damage="")
@@ -237,24 +248,18 @@ def stage(world: World, txid: int, number: int) -> Step:
 def seal(world: World, txid: int, number: int, *, other_rows: bool = False) -> Step:
     """Declare an attempt's staging complete, unless a newer one owns the batch (I4, I5) or the source gave other rows (I11)."""
     attempts, own = world.batches[txid - 1].attempts, attempt(world, txid, number)
-    if number != len(attempts) or own.phase == "failed":
-        return world, "ATTEMPT_FENCED"
-    if own.phase == "sealed":
-        return world, "sealed"
+    refuse("ATTEMPT_FENCED", number != len(attempts) or own.phase == "failed")
+    refuse("sealed", own.phase == "sealed")
     sealed = own._replace(phase="sealed", read_other_rows=other_rows)
-    for older in attempts[:-1]:
-        if (older.input, older.version, older.phase) == (own.input, own.version, "sealed"):
-            rows = [(sorted((*a.good, *a.bad)), a.read_other_rows) for a in (older, sealed)]
-            if world.source == "transactional" and rows[0] != rows[1]:
-                return world, "SOURCE_CHANGED"
-            break
+    same = [a for a in attempts if (a.input, a.version, a.phase) == (own.input, own.version, "sealed")]
+    rows = [(sorted((*a.good, *a.bad)), a.read_other_rows) for a in (*same[:1], sealed)]
+    refuse("SOURCE_CHANGED", world.source == "transactional" and rows[0] != rows[-1])
     return with_attempt(world, txid, number, **sealed._asdict()), "sealed"
 
 
 def fail(world: World, txid: int, number: int, *, is_poison: bool = False) -> Step:
     """Record that an attempt has failed, unless it has ended or a newer one owns the batch (I5)."""
-    if number != len(world.batches[txid - 1].attempts):
-        return world, "ATTEMPT_FENCED"
+    refuse("ATTEMPT_FENCED", number != len(world.batches[txid - 1].attempts))
     if attempt(world, txid, number).phase == "open":
         world = with_attempt(world, txid, number, phase="failed", is_poison=is_poison)
     return world, f"{poison_tries(world.batches[txid - 1])} tries"
@@ -270,24 +275,23 @@ def poison_tries(batch: Batch) -> int:
 
 def commit(world: World, txid: int) -> Step:
     """Commit a batch in its turn (I3), once (I8), by its newest attempt (I4), all of whose sealed rows are there (I7)."""
-    if txid <= world.cursor:
-        return world, committed_already(world, txid)
-    if txid != world.cursor + 1:
-        return world, "COMMIT_OUT_OF_ORDER"
-    if txid > len(world.batches):
-        return world, "UNKNOWN_BATCH"
+    refuse(committed_already(world, txid))
+    refuse("COMMIT_OUT_OF_ORDER", txid != world.cursor + 1)
+    refuse("UNKNOWN_BATCH", txid > len(world.batches))
     if world.batches[txid - 1].is_given_up:
         return skipped(world, txid)
-    if why := why_not_sealed(world, txid):
-        return world, why
-    if not is_in_chain(world, txid):
-        return world, "UNPROCESSED"
-    if world.code != world.version:  # I16
-        return world, "DECLARATION_CHANGED"
-    if current(world, txid).damage:
-        return world, "UNPROCESSED"
+    refuse(why_not_sealed(world, txid))
+    refuse("UNPROCESSED", not is_in_chain(world, txid))
+    refuse("DECLARATION_CHANGED", world.code != world.version)
+    refuse("UNPROCESSED", current(world, txid).damage)
     world = merged(world, txid)
     return world, f"committed {txid}:{world.commits[-1].attempt}"
+
+
+def committed_already(world: World, txid: int) -> str | None:
+    """Return the answer to any step at a committed batch (I8); None if the batch has not committed."""
+    done = world.commits[txid - 1] if txid <= world.cursor else None
+    return done and f"already {'skipped' if done.is_skipped else 'committed'} {txid}:{done.attempt}"
 
 
 def why_not_sealed(world: World, txid: int, *, waits: bool = True) -> str | None:
@@ -295,7 +299,7 @@ def why_not_sealed(world: World, txid: int, *, waits: bool = True) -> str | None
     newest = world.batches[txid - 1].newest
     if newest and newest.phase == "open" and waits and not newest.is_silent:
         return "ATTEMPT_NOT_SEALED"
-    return None if newest and (newest.phase, newest.version) == ("sealed", world.code) else "UNPROCESSED"
+    return None if newest and is_sealed(world, newest) else "UNPROCESSED"
 
 
 def merged(world: World, txid: int) -> World:
@@ -320,8 +324,7 @@ def merged(world: World, txid: int) -> World:
 
 def commit_ready(world: World) -> Step:
     """Commit what is ready and follows the last commit, as if one by one."""
-    if world.code != world.version:
-        return world, "DECLARATION_CHANGED"
+    refuse("DECLARATION_CHANGED", world.code != world.version)
     after = world
     for txid in range(world.cursor + 1, len(world.batches) + 1)[: TOGETHER[world.states]]:
         batch = world.batches[txid - 1]
@@ -329,15 +332,8 @@ def commit_ready(world: World) -> Step:
             break
         after = merged(after, txid)
     ready = range(world.cursor + 1, after.cursor + 1)
-    if any(current(world, txid).damage for txid in ready):
-        return world, "UNPROCESSED"
+    refuse("UNPROCESSED", any(current(world, txid).damage for txid in ready))
     return after, f"committed {[f'{txid}:{after.commits[txid - 1].attempt}' for txid in ready]}"
-
-
-def committed_already(world: World, txid: int) -> str:
-    """Return the answer to any step at a committed batch (I8)."""
-    done = world.commits[txid - 1]
-    return f"already {'skipped' if done.is_skipped else 'committed'} {txid}:{done.attempt}"
 
 
 # Skip and redo
@@ -345,23 +341,18 @@ def committed_already(world: World, txid: int) -> str:
 
 def skip(world: World, txid: int) -> Step:
     """Give up a failed batch: in its turn, a commit without rows takes its place."""
-    if txid <= world.cursor:
-        return world, committed_already(world, txid)
-    if txid > len(world.batches):
-        return world, "UNKNOWN_BATCH"
+    refuse(committed_already(world, txid))
+    refuse("UNKNOWN_BATCH", txid > len(world.batches))
     batch = world.batches[txid - 1]
-    if batch.newest is None or not (batch.newest.phase == "failed" or batch.is_halted or batch.is_given_up):
-        return world, "RANGE_REFUSED"
-    given_up = with_batch(world, txid, is_given_up=True, is_halted=batch.is_halted and batch.is_given_up)
-    if txid != world.cursor + 1:
-        return given_up, "skipped in its turn"
-    return skipped(given_up, txid) if is_in_chain(world, txid) else (world, "UNPROCESSED")
+    has_failed = batch.newest and (batch.newest.phase == "failed" or batch.is_halted or batch.is_given_up)
+    refuse("RANGE_REFUSED", not has_failed)
+    world = with_batch(world, txid, is_given_up=True, is_halted=batch.is_halted and batch.is_given_up)
+    return skipped(world, txid) if txid == world.cursor + 1 else (world, "skipped in its turn")
 
 
 def skipped(world: World, txid: int) -> Step:
     """Commit a batch that was given up, without rows, but not out of its chain (I12). The records it took up wait again."""
-    if not is_in_chain(world, txid):
-        return world, "UNPROCESSED"
+    refuse("UNPROCESSED", not is_in_chain(world, txid))
     back = tuple(record._replace(replayed_by=None) if record.replayed_by == txid else record for record in world.aside)
     number = len(world.batches[txid - 1].attempts)
     return world._replace(aside=back, commits=(*world.commits, Commit(number, is_skipped=True))), f"skipped {txid}:{number}"
@@ -374,19 +365,13 @@ def may_redo(world: World, txid: int) -> bool:
 
 def redo(world: World, txid: int) -> Step:
     """Replace the effect of the last committed txid by that of its newest attempt (I13)."""
-    if not may_redo(world, txid):
-        return world, "RANGE_REFUSED"
+    refuse("RANGE_REFUSED", not may_redo(world, txid))
     number = len(world.batches[txid - 1].attempts)
-    if number == world.commits[-1].attempt:
-        return world, "UNPROCESSED"
-    if why := why_not_sealed(world, txid, waits=False):
-        return world, why
-    if world.code != world.version:
-        return world, "DECLARATION_CHANGED"
-    if any(record.txid == txid and record.replayed_by for record in world.aside):
-        return world, "RANGE_REFUSED"  # a later batch has taken up its bad records
-    if attempt(world, txid, number).damage:
-        return world, "UNPROCESSED"
+    refuse("UNPROCESSED", number == world.commits[-1].attempt)
+    refuse(why_not_sealed(world, txid, waits=False))
+    refuse("DECLARATION_CHANGED", world.code != world.version)
+    refuse("RANGE_REFUSED", any(record.txid == txid and record.replayed_by for record in world.aside))  # by a later batch
+    refuse("UNPROCESSED", attempt(world, txid, number).damage)
     return merged(taken_back(world), txid), f"redone {txid}:{number}"
 
 
@@ -421,6 +406,5 @@ def fall_silent(world: World, txid: int, number: int) -> Step:
 
 def beat(world: World, txid: int, number: int) -> Step:
     """Send an attempt's heartbeat, which says whether the attempt has neither ended nor been fenced."""
-    if attempt(world, txid, number).phase != "open":
-        return world, "False"
+    refuse("False", attempt(world, txid, number).phase != "open")
     return with_attempt(world, txid, number, is_silent=False), "True"

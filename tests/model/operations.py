@@ -7,40 +7,36 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.model import core
-from tests.model.core import Aside, Batch, Input, Step, World, ended, input_before, poison_tries, with_attempt, with_batch
+from tests.model.core import Aside, Batch, Input, Step, World, refuse, with_attempt, with_batch
 
 LOSES_COMMITS = {"restore"}  # the steps after which what has committed may be gone
 DROPS_AT_ONCE = 20
 
 
-def take(world: World, step: str, *, history: int = 0, **arguments: Any) -> Step:
-    """Take a step; one of an attempt is of the `history` in which it began."""
-    if why := why_forbidden(world, step, history, **arguments):
-        return world, why
-    return STEPS[step](world, **arguments)
+def take(world: World, step: str, **arguments: Any) -> Step:
+    """Take a step."""
+    return core.taken(_step, world, step, **arguments)
 
 
-def why_forbidden(
-    world: World, step: str, history: int, *, txid: int | None = None, number: int = 0, mode: str = "", **_: Any
-) -> str | None:
-    """Return why a step is not even looked at, if so: what has committed is said to be so in a retired pipeline, too (I8)."""
+def _step(world: World, step: str, *, history: int = 0, **arguments: Any) -> Step:
+    """Refuse what is not even looked at; else take the step. One of an attempt is of the `history` in which it began."""
+    txid, number = arguments.get("txid"), arguments.get("number", 0)
     is_known = txid is None or 0 < txid <= len(world.batches)
     match step:
         case "seal" | "fail":  # a history that has lost commits hands out numbers again (I4)
-            is_ours = is_known and history == world.history and number <= len(world.batches[txid - 1].attempts)
-            return None if is_ours else "ATTEMPT_FENCED" if is_known else "UNKNOWN_BATCH"
-        case "commit" | "skip" | "start":
-            is_due = core.may_redo(world, txid) if mode == "redo" else txid > world.cursor
-            if not is_known and step == "start":
-                return None
-            return "HOLE_DETECTED" if world.is_lost else "PIPELINE_RETIRED" if world.is_retired and is_due else None
+            refuse("UNKNOWN_BATCH", not is_known)
+            refuse("ATTEMPT_FENCED", history != world.history or number > len(world.batches[txid - 1].attempts))
+        case "commit" | "skip" | "start" if is_known or step != "start":
+            refuse("HOLE_DETECTED", world.is_lost)  # I9
+            is_due = core.may_redo(world, txid) if arguments.get("mode") == "redo" else txid > world.cursor
+            refuse("PIPELINE_RETIRED", world.is_retired and is_due)  # I23, but what has committed is said to be so (I8)
         case "pause" | "resume" | "retry" | "migrate" | "mend":
-            return "PIPELINE_RETIRED" if world.is_retired else None
+            refuse("PIPELINE_RETIRED", world.is_retired)
         case "plan" | "commit_ready" | "redo" | "replay" | "prune":
-            is_paused = world.is_paused and step == "plan"
-            why = {"PIPELINE_RETIRED": world.is_retired, "PIPELINE_PAUSED": is_paused, "HOLE_DETECTED": world.is_lost}
-            return next((code for code, holds in why.items() if holds), None)
-    return None
+            refuse("PIPELINE_RETIRED", world.is_retired)
+            refuse("PIPELINE_PAUSED", world.is_paused and step == "plan")
+            refuse("HOLE_DETECTED", world.is_lost)
+    return STEPS[step](world, **arguments)
 
 
 # What an operator, or a pipeline's policy, decides about a batch
@@ -48,12 +44,10 @@ def why_forbidden(
 
 def give_up(world: World, txid: int, tries: int = 1) -> Step:
     """Give up a batch whose newest attempt has failed by its content, after so many such failures."""
-    if txid > len(world.batches):
-        return world, "UNKNOWN_BATCH"
+    refuse("UNKNOWN_BATCH", txid > len(world.batches))
     batch = world.batches[txid - 1]
     is_poison = batch.newest is not None and batch.newest.is_poison
-    if not is_poison or poison_tries(batch) < tries or txid <= world.cursor or batch.is_given_up:
-        return world, "False"
+    refuse("False", not is_poison or core.poison_tries(batch) < tries or txid <= world.cursor or batch.is_given_up)
     return with_batch(world, txid, is_given_up=True, is_halted=False), "True"
 
 
@@ -79,12 +73,10 @@ def retry(world: World, txid: int | None = None) -> Step:
 
 def retire(world: World) -> Step:
     """Let no step go on, unless an attempt is alive; others end (I23)."""
-    if world.is_retired:
-        return world, "retired already"
-    recent = world.batches[max(world.cursor - 1, 0) :]
-    if any(own.phase == "open" and not own.is_silent for batch in recent for own in batch.attempts):
-        return world, "ATTEMPT_NOT_SEALED"
-    batches = tuple(batch._replace(attempts=ended(batch.attempts)) for batch in world.batches)
+    refuse("retired already", world.is_retired)
+    recent = [own for batch in world.batches[max(world.cursor - 1, 0) :] for own in batch.attempts]
+    refuse("ATTEMPT_NOT_SEALED", any(own.phase == "open" and not own.is_silent for own in recent))
+    batches = tuple(batch._replace(attempts=core.ended(batch.attempts)) for batch in world.batches)
     return world._replace(is_retired=True, batches=batches), "retired"
 
 
@@ -94,22 +86,19 @@ def retire(world: World) -> Step:
 def mend(world: World, txid: int, number: int) -> Step:
     """Correct a record that waits in quarantine, once."""
     found = [record for record in world.aside if (record.txid, record.number) == (txid, number)]
-    if not found:
-        return world, "UNKNOWN_BATCH"
-    if found[0].replayed_by is not None or found[0].is_mended:
-        return world, "RANGE_REFUSED"
+    refuse("UNKNOWN_BATCH", not found)
+    refuse("RANGE_REFUSED", found[0].replayed_by is not None or found[0].is_mended)
     return _with_records(world, found, is_mended=True), "mended"
 
 
 def replay(world: World, txid: int | None = None) -> Step:
     """Open a batch of the records that wait in quarantine, of one txid or all; the source's position stays."""
     new = len(world.batches) + 1
-    taken, last = [r for r in world.aside if r.replayed_by is None and txid in (None, r.txid)], input_before(world, new)
-    if not taken or last is None:
-        return world, "nothing waits"
-    batch = Batch(Input(last.start, last.end, len(taken)), last)
-    world = _with_records(world._replace(batches=(*world.batches, batch)), taken, replayed_by=new)
-    return world, f"replays {len(taken)} by {new}"
+    waiting, last = [r for r in world.aside if r.replayed_by is None and txid in (None, r.txid)], core.input_before(world, new)
+    refuse("nothing waits", not waiting or last is None)
+    batch = Batch(Input(last.start, last.end, len(waiting)), last)
+    world = _with_records(world._replace(batches=(*world.batches, batch)), waiting, replayed_by=new)
+    return world, f"replays {len(waiting)} by {new}"
 
 
 def _with_records(world: World, changed: list[Aside], **values: object) -> World:
@@ -130,8 +119,7 @@ def drop_old_staging(world: World) -> Step:
 
 def prune(world: World, txid: int) -> Step:
     """Remove the recorded changes of txids up to one that has committed."""
-    if txid > world.cursor:
-        return world, "RANGE_REFUSED"
+    refuse("RANGE_REFUSED", txid > world.cursor)
     return world._replace(changes=frozenset(change for change in world.changes if change[0] > txid)), "pruned"
 
 
@@ -140,8 +128,8 @@ def restore(world: World, marked: tuple[int, int] | None) -> Step:
 
     `marked` is the last commit of the copy's history that the witness knows (I9).
     """
-    if (older := world.copy) is None:
-        return world, "no copy"
+    refuse("no copy", world.copy is None)
+    older = world.copy
     for txid, batch in enumerate(older.batches, 1):
         older = with_batch(older, txid, attempts=tuple(own._replace(damage="table") for own in batch.attempts))
     txid, number = marked or (0, 0)
@@ -151,8 +139,7 @@ def restore(world: World, marked: tuple[int, int] | None) -> Step:
 
 def accept(world: World) -> Step:
     """Let the pipeline go on without the commits that it has lost, in another history."""
-    if not world.is_lost or world.is_retired:
-        return world, "nothing to accept"
+    refuse("nothing to accept", not world.is_lost or world.is_retired)
     return world._replace(is_lost=False, history=world.histories + 1, histories=world.histories + 1), "accepted"
 
 

@@ -6,7 +6,7 @@ heartbeats that are, and actors that die. Worlds that differ only in attempts of
 
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.model import core, invariants
 from tests.model.core import World
@@ -31,7 +31,7 @@ class Move(NamedTuple):
     """A step that an actor or a fault makes from a scene: its name and the attempt or batch that it is about."""
 
     step: str
-    of: tuple[int, ...]
+    of: tuple[Any, ...]
     after: Scene
 
     def __str__(self) -> str:
@@ -102,17 +102,19 @@ def moves(scene: Scene, txids: int) -> Iterator[Move]:
     """Yield each move that can be made from a scene, in which at most so many batches are planned."""
     world = scene.world
     planned = range(1, len(world.batches) + 1)
-    steps = [("plan", (), core.plan(world, (1,)))] if len(planned) < txids else []
-    steps += [(law.__name__, (txid,), law(world, txid)) for txid in planned for law in (core.commit, core.skip, core.redo)]
-    for step, of, (after, _) in [*steps, ("commit_ready", (), core.commit_ready(world))]:
+    steps: list[tuple[Any, tuple[Any, ...]]] = [(core.commit_ready, ())]
+    steps += [(core.plan, ((1,),))] if len(planned) < txids else []
+    steps += [(law, (txid,)) for txid in planned for law in (core.commit, core.skip, core.redo)]
+    for law, of in steps:
+        after, _ = core.taken(law, world, *of)
         if after != world:
-            yield Move(step, of, scene._replace(world=after))
+            yield Move(law.__name__, of, scene._replace(world=after))
     for number, actor in enumerate(scene.actors):
         if actor is not None:
             yield from _work(scene, number, actor)
         elif actor not in scene.actors[:number]:  # of two idle ones, it does not matter which one begins
             for txid, mode in ((txid, mode) for txid in planned for mode in ("resume", "restage", "redo")):
-                begun = core.start(world, txid, mode, SIZE_AGAIN)
+                begun = core.taken(core.start, world, txid, mode, SIZE_AGAIN)
                 at = (txid, len(begun[0].batches[txid - 1].attempts))
                 if begun[0] != world:
                     yield Move(f"{mode} by {number}", (txid,), scene.goes_on(begun, number, at))
@@ -124,10 +126,10 @@ def _work(scene: Scene, number: int, actor: tuple[int, int]) -> Iterator[Move]:
     """Yield how an actor goes on with its attempt."""
     world, own = scene.world, core.attempt(scene.world, *actor)
     if own.phase == "open" and not own.is_staged and not own.damage:
-        yield Move("stage", actor, scene.goes_on(core.stage(world, *actor), number, actor))
+        yield Move("stage", actor, scene.goes_on(core.taken(core.stage, world, *actor), number, actor))
     if own.is_staged or own.phase == "failed":
-        yield Move("seal", actor, scene.goes_on(core.seal(world, *actor), number, None))
-    yield Move("fail", actor, scene.goes_on(core.fail(world, *actor), number, None))
+        yield Move("seal", actor, scene.goes_on(core.taken(core.seal, world, *actor), number, None))
+    yield Move("fail", actor, scene.goes_on(core.taken(core.fail, world, *actor), number, None))
 
 
 def _faults(scene: Scene) -> Iterator[Move]:
