@@ -2,12 +2,35 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.store import WindowSpec
 
 # An event: its key, its time in microseconds since 1970, its amount.
 Event = tuple[Any, int, int | None]
+MINUTE = 60 * 1_000_000
+HOUR = 60 * MINUTE
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def microseconds(time: datetime) -> int:
+    return (time.replace(tzinfo=time.tzinfo or UTC) - EPOCH) // timedelta(microseconds=1)
+
+
+def of_row(row: Any) -> tuple[Any, ...]:
+    """Return a state's row, or one that came too late, as `Kept.row` and `Model.rows` have it."""
+    times = [row[name] for name in ("window_start", "window_end", "last_event")]
+    times = [microseconds(datetime.fromisoformat(time) if isinstance(time, str) else time) for time in times]
+    return (row.get("key"), *times, row["events"], row["amount"], *([row["corrections"]] if "corrections" in row else []))
+
+
+def by_txid(changes: Iterable[Any]) -> dict[int, list[tuple[Any, ...]]]:
+    """Return recorded windows as `Model.recorded` has them."""
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    for row in changes:
+        found.setdefault(row["txid"], []).append(of_row(row)[:6])
+    return {txid: sorted(rows, key=repr) for txid, rows in found.items()}
 
 
 @dataclass

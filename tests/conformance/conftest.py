@@ -6,20 +6,24 @@ the ranges of the committed batches lie end to end, and Python computes the stat
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from decimal import ROUND_HALF_UP, Decimal
 from functools import reduce
+from itertools import accumulate, pairwise
 from operator import xor
 from typing import Any
 
-import psycopg2
 import pytest
+import sqlalchemy as sa
 
 from tests.batches import Row, Stream, end_of, plan_again, stage
+from tests.statements import execute
 from tests.store import (
     QUARANTINED,
     Attempt,
+    BatchStatus,
     Commit,
+    Mode,
     NewInput,
     NotStarted,
     PipelineSpec,
@@ -44,13 +48,9 @@ EXACTLY_ONCE: list[tuple[SourceKind, StateKind]] = [
     ("transactional", "opaque"),
     ("opaque", "opaque"),
 ]
-STATE_KINDS: list[StateKind] = ["transactional", "opaque", "non-transactional"]
 
 # A record: its key and its amount, either of which may be missing. A negative amount makes it a bad record.
 Record = tuple[str | None, int | None]
-
-
-# pipelines of every kind over one source
 
 
 AGGREGATES: dict[str, Aggregate] = {
@@ -78,11 +78,14 @@ def declare(source: SourceKind, state: StateKind, **changes: Any) -> Pipeline:
 
 
 def fold(records: Iterable[Record]) -> dict[str | None, Row]:
-    return {key: _values(found) for key, found in _per_key(records).items()}
+    return {key: fold_all(found) for key, found in _per_key(records).items()}
 
 
 def fold_all(records: Iterable[Record]) -> Row:
-    return _values(list(records))
+    kept = _kept(list(records))
+    total, count = kept["mean_sum"], kept["mean_count"]
+    kept["mean"] = (Decimal(total) / count).quantize(Decimal("0.001"), ROUND_HALF_UP) if count else None
+    return tuple(kept[name] for name in AGGREGATES)
 
 
 def _per_key(records: Iterable[Record]) -> dict[str | None, list[Record]]:
@@ -112,13 +115,6 @@ def _kept(records: list[Record]) -> dict[str, Any]:
     }
 
 
-def _values(records: list[Record]) -> Row:
-    kept = _kept(records)
-    total, count = kept["mean_sum"], kept["mean_count"]
-    kept["mean"] = (Decimal(total) / count).quantize(Decimal("0.001"), ROUND_HALF_UP) if count else None
-    return tuple(kept[name] for name in AGGREGATES)
-
-
 def partial(records: list[Record]) -> Row:
     """Return what a task stages of these records; arrays as Postgres writes them."""
     return [f"{{{','.join(map(str, v))}}}" if isinstance(v, list) else v for v in _kept(records).values()]
@@ -127,9 +123,6 @@ def partial(records: list[Record]) -> Row:
 def is_bad(record: Record) -> bool:
     """Return whether a record belongs into quarantine."""
     return record[1] is not None and record[1] < 0
-
-
-# batches through the real ledger
 
 
 class Flow:
@@ -142,15 +135,6 @@ class Flow:
         self.store = StateStore.connect(settings)
         self.owner = StateStore.connect(settings, user=settings.pg_owner)
 
-    def die(self) -> None:
-        connection = psycopg2.connect(**self.settings.conninfo(user="postgres"))
-        with closing(connection), connection, connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-            )
-        self.close()
-
     def close(self) -> None:
         self.store.close()
         self.owner.close()
@@ -158,12 +142,15 @@ class Flow:
     def plan(self, *sizes: int, run_id: str = "run") -> list[int] | None:
         """Open a batch of each size after the newest; None if another planner was first."""
         after = self.store.last_opened(self.spec.name)
-        start = end_of(after.metadata if after else None)
-        metadata = []
-        for size in sizes:
-            metadata.append(encode_metadata({"start": start, "end": start + size}))
-            start += size
+        ends = [*accumulate(sizes, initial=end_of(after.metadata if after else None))]
+        metadata = [encode_metadata({"start": start, "end": end}) for start, end in pairwise(ends)]
         return self.store.open_batches(self.spec, run_id, [], after, metadata)
+
+    def next(self) -> int:
+        """Plan one batch more, for a run of its own."""
+        last = self.store.last_opened(self.spec.name)
+        (txid,) = self.plan(1, run_id=f"run {last.txid if last else 0}") or []
+        return txid
 
     def take(self, txid: int, size: int | None = None, **how: Any) -> Attempt | Commit | NotStarted:
         """Take a batch's fence; if it has to be planned again, with this size, or up to its former end if None."""
@@ -175,7 +162,6 @@ class Flow:
             new_input = NewInput(encode_metadata(plan_again(begun, size)), begun.continues)
 
     def start(self, txid: int, size: int | None = None, **how: Any) -> Attempt:
-        """Take a batch's fence, and fail if no attempt can start."""
         attempt = self.take(txid, size, **how)
         assert isinstance(attempt, Attempt), attempt
         return attempt
@@ -189,7 +175,24 @@ class Flow:
     def seal(self, attempt: Attempt, *staged: StagedPartition, tracked: Tracked | None = None) -> None:
         self.store.seal(attempt, staged, tracked or Tracked(0))
 
+    def put(self, txid: int, /, *, mode: Mode = "resume", **rows: Iterable[Row]) -> Attempt:
+        """Seal an attempt with these rows, by state."""
+        attempt = self.start(txid, mode=mode)
+        self.seal(attempt, *(self.stage(attempt, state, own) for state, own in rows.items()))
+        return attempt
+
+    def merge(self, txid: int | None = None, /, *, redo: bool = False, **rows: Iterable[Row]) -> int:
+        """Commit, or redo, a batch of these rows by state; without a txid, one that is planned now."""
+        txid = txid or self.next()
+        self.put(txid, mode="redo" if redo else "resume", **rows)
+        if redo:
+            self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
+        else:
+            self.commit(txid)
+        return txid
+
     def finish(self, attempt: Attempt) -> Attempt:
+        """Stage and seal the records of an attempt."""
         records = self.read(attempt)
         bad = [record for record in records if is_bad(record)] if self.spec.quarantines else []
         good = [record for record in records if record not in bad]
@@ -209,11 +212,9 @@ class Flow:
         if QUARANTINED not in attempt.source_metadata:
             return self.records[attempt.source_metadata["start"] : attempt.source_metadata["end"]]
         statement = "SELECT payload FROM tidegate.quarantine WHERE pipeline = %s AND replayed_txid = %s ORDER BY txid, number"
-        connection = psycopg2.connect(**self.settings.conninfo(user=self.settings.pg_stager))
-        with closing(connection), connection, connection.cursor() as cursor:
-            cursor.execute(statement, [self.spec.name, attempt.txid])
-            found = [payload.split(":") for (payload,) in cursor.fetchall()]
-        return [(key, -int(amount)) for key, amount in found]
+        parameters = [self.spec.name, attempt.txid]
+        payloads = execute(self.settings.conninfo(user=self.settings.pg_stager), statement, parameters)
+        return [(key, -int(amount)) for key, amount in (payload.split(":") for (payload,) in payloads)]
 
     def process(self, txid: int, size: int | None = None, **how: Any) -> Attempt | Commit | NotStarted:
         """Take the fence, stage and seal, unless the batch needs no attempt."""
@@ -228,16 +229,15 @@ class Flow:
         return self.store.commit_batch(self.spec, txid, "test")
 
     def complete(self, *txids: int) -> None:
-        """Process and commit batches, one after another."""
         for txid in txids:
             self.process(txid)
             self.commit(txid)
 
     def settle(self, txid: int, size: int | None = None) -> Commit:
-        """Commit a batch, processing it again where necessary: a failure in either phase repeats both."""
+        """Commit a batch, processing it again where necessary."""
         try:
             return self.commit(txid)
-        except (Unprocessed, AttemptNotSealed):  # the latter: the process that began it is dead
+        except (Unprocessed, AttemptNotSealed):
             self.process(txid, size, mode="restage")
             return self.commit(txid)
 
@@ -256,16 +256,14 @@ class Flow:
 
     def ranges(self) -> list[tuple[int, int, bool]]:
         """Return start, end and whether it counts for each committed batch, except those of quarantined records."""
-        found = []
-        for status in self.store.batch_statuses(self.spec.name, limit=10_000):
-            if status.committed_at is not None:
-                read = self.store.source_metadata(self.spec.name, status.txid)
-                if QUARANTINED not in read:
-                    found.append((read["start"], read["end"], status.phase == "committed"))
-        return found
+        of = [(status, self.metadata(status.txid)) for status in self._statuses() if status.committed_at is not None]
+        return [(read["start"], read["end"], batch.phase == "committed") for batch, read in of if QUARANTINED not in read]
 
     def phases(self) -> list[str]:
-        return [status.phase for status in self.store.batch_statuses(self.spec.name, limit=10_000)]
+        return [status.phase for status in self._statuses()]
+
+    def _statuses(self) -> list[BatchStatus]:
+        return list(self.store.batch_statuses(self.spec.name, limit=10_000))
 
     def metadata(self, txid: int) -> SourceMetadata:
         return self.store.source_metadata(self.spec.name, txid)
@@ -284,18 +282,35 @@ class Flow:
         assert Counter((row["key"], row["amount"]) for row in self.rows("log")) == Counter(counted)
         assert self.state("overall") == ({None: fold_all(counted)} if any(counts for *_, counts in ranges) else {})
 
+    def by_hand(self, *statements: str | sa.Executable) -> list[Any]:
+        """Run statements as the tables' owner who names the pipeline as the writer; return the rows of the last."""
+        with self.owner.engine.begin() as connection:
+            connection.execute(sa.select(sa.func.set_config("tidegate.writer", self.spec.name, True)))
+            for statement in statements:
+                done = connection.execute(sa.text(statement) if isinstance(statement, str) else statement)
+            return [tuple(row) for row in done] if done.returns_rows else []
+
+
+Flows = Callable[..., Any]
+
 
 @pytest.fixture
-def flow(settings: Settings, register: Callable[..., None]) -> Iterator[Callable[..., Flow]]:
+def flows(settings: Settings, register: Callable[..., None]) -> Iterator[Flows]:
+    """A function that registers a pipeline, returns its flow, of this class, and plans some batches."""
+    with ExitStack() as opened:
+
+        def begin(pipeline: Pipeline, kind: Callable[..., Flow] = Flow, *more: Any, batches: int = 0) -> Flow:
+            register(pipeline)
+            flow = kind(settings, pipeline.spec, *more)
+            opened.callback(flow.close)
+            if batches:
+                flow.plan(*[1] * batches)
+            return flow
+
+        yield begin
+
+
+@pytest.fixture
+def flow(flows: Flows) -> Callable[..., Flow]:
     """A function that registers a pipeline of these kinds over these records and returns its flow."""
-    opened: list[Flow] = []
-
-    def begin(source: SourceKind, state: StateKind, records: Sequence[Record] = (), **changes: Any) -> Flow:
-        pipeline = declare(source, state, **changes)
-        register(pipeline)
-        opened.append(Flow(settings, pipeline.spec, records))
-        return opened[-1]
-
-    yield begin
-    for each in opened:
-        each.close()
+    return lambda source, state, records=(), **changes: flows(declare(source, state, **changes), Flow, records)

@@ -1,238 +1,137 @@
-"""Columns that states get and lose in place, beside batches, redos, crashes and readers; DuckDB says what they come to."""
+"""Columns that states get and lose in place, beside batches of the former declaration."""
 
 import re
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import duckdb
-import psycopg2
-import pyarrow as pa
 import pytest
 
-from tests.conformance.conftest import Flow, Stream
-from tests.integration.conftest import contents, until
+from tests.conformance.conftest import Flow, Flows, Stream
+from tests.integration.conftest import as_role, contents, until, waiting
 from tests.integration.test_migrations import shape
-from tests.store import PipelineSpec, StateSpec, project, range_partitions
+from tests.store import PipelineSpec, project, range_partitions
 from tidegate import migrations
 from tidegate.jobs import History, Newest, Pipeline, Ranges, Rows
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import DeclarationChanged, Unprocessed
 
-# A row of the source, by column; columns that a declaration lacks are not staged.
-Line = dict[str, Any]
-BASE = {"cents": "bigint", "note": "text"}
-COME, GONE = {**BASE, "city": "text"}, {"cents": "bigint"}
-_TYPES = {"shop": pa.string(), "at": pa.int64(), "cents": pa.int64(), "note": pa.string(), "city": pa.string()}
-# For each state: its columns before the value columns, and by which of these the greatest row is the one; NULL is least.
-_GREATEST: dict[str, tuple[list[str], list[str], list[str]]] = {
-    "log": (["txid", "position", "at"], ["txid", "position"], []),
-    "newest": (["shop", "at"], ["shop"], ["at"]),
-    "versions": (["shop", "at"], ["shop", "at"], []),
-}
+__all__ = ["as_role", "waiting"]  # fixtures
+
+GONE = {"cents": "bigint"}
+BASE = {**GONE, "note": "text"}
+COME = {**BASE, "city": "text"}
+COLUMNS = ("shop", "at", *COME)
+OLD, LATER = ("b", 1, 4, "z", "Bern"), ("c", 9, 5, "z", "Bern")
 
 
 def declare(columns: dict[str, str], *, version: int = 1) -> Pipeline:
     """Declare a pipeline with each kind of state that keeps rows as they came, with these value columns."""
     opaque: dict[str, Any] = {"kind": "opaque", "changes": True}
     states = {
-        "log": Rows({"at": "bigint", **columns}, range_partitions=Ranges("at", 4)),
+        "log": Rows({"shop": "text", "at": "bigint", **columns}, range_partitions=Ranges("at", 4)),
         "newest": Newest({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),
         "versions": History({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),
     }
     return Pipeline("shop", Stream("opaque"), states, version=version)
 
 
-@dataclass
-class Team:
-    """A project, whose migrations a test writes and runs, and the lines of each committed batch, with the columns they had."""
-
-    settings: Settings
-    batches: dict[int, list[Line]]
-    flow: Flow
-
-    def declare(self, columns: dict[str, str], **how: Any) -> None:
-        self.flow = Flow(self.flow.settings, declare(columns, **how).spec)
-
-    def migrate(self, columns: dict[str, str], **how: Any) -> None:
-        spec = declare(columns, **how).spec
-        migrations.new_revision(self.settings, [spec], "columns")
-        migrations.upgrade(self.settings, [spec])
-        self.declare(columns, **how)
-
-    def prepare(self, lines: Sequence[Line], *, txid: int | None = None) -> int:
-        """Plan a batch, unless its txid is given, and seal an attempt at it; return its txid."""
-        if txid is None:
-            last = self.flow.store.last_opened("shop")
-            (txid,) = self.flow.plan(1, run_id=f"run {last.txid if last else 0}")
-        attempt = self.flow.start(txid)
-        self.flow.seal(attempt, *(self.flow.stage(attempt, state, staged(state, lines)) for state in self.flow.spec.states))
+class Shop(Flow):
+    def prepare(self, *lines: tuple[Any, ...], txid: int | None = None) -> int:
+        """Seal an attempt at a batch with those columns of lines that the states have; return its txid."""
+        txid = txid or self.next()
+        columns = [value.name for value in self.spec.states[0].values]
+        rows = [line[: len(columns)] for line in lines]
+        self.put(txid, log=[(place, *row) for place, row in enumerate(rows)], newest=rows, versions=rows)
         return txid
 
-    def merge(self, *lines: Line) -> None:
-        txid = self.prepare(lines)
-        self.flow.commit(txid)
-        self.count(txid, lines)
-
-    def count(self, txid: int, lines: Sequence[Line]) -> None:
-        names = {"shop", "at", *(value.name for value in self.flow.spec.state("log").values)}
-        self.batches[txid] = [{name: value for name, value in line.items() if name in names} for line in lines]
-
-    def check(self) -> None:
-        """Compare each state with what DuckDB makes of the committed lines, and each change's row after it."""
-        every = [
-            {**dict.fromkeys(_TYPES), **line, "txid": txid, "position": place}
-            for txid, lines in self.batches.items()
-            for place, line in enumerate(lines)
-        ]
-        schema = pa.schema([*_TYPES.items(), ("txid", pa.int64()), ("position", pa.int64())])
-        with duckdb.connect() as database:
-            database.register("lines", pa.Table.from_pylist(every, schema))
-            for name, (first, key, order) in _GREATEST.items():
-                values = [v.name for v in self.flow.spec.state(name).values if v.name != "at"]
-                by, desc, shown = quoted(key), quoted([*order, *values], " DESC NULLS LAST"), quoted([*first, *values])
-                greatest = f"row_number() OVER (PARTITION BY {by} ORDER BY {desc}) = 1"
-                expected = database.sql(f"SELECT {shown} FROM lines QUALIFY {greatest}").fetchall()
-                rows = self.flow.rows(name)
-                assert sorted(map(repr, expected)) == sorted(repr(tuple(row[c] for c in [*first, *values])) for row in rows)
-                if name != "log":
-                    self._check_changes(name, [*first, *values], rows)
-
-    def _check_changes(self, name: str, columns: list[str], rows: list[Line]) -> None:
-        """The last recorded change of each key has the key's row, but for columns that came after it."""
-        key = [column.name for column in self.flow.spec.state(name).keys]
-        last = {tuple(row[k] for k in key): row for row in self.flow.store.changes(self.flow.spec.state(name))}
-        found = sorted(repr([row[c] for c in columns]) for row in last.values())
-        assert found == sorted(repr([row[c] for c in columns]) for row in rows)
-
-    def asked(self, statement: str, user: str | None = None) -> list[tuple[Any, ...]]:
-        conninfo = self.settings.conninfo(user=user or self.settings.pg_owner)
-        with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else []
-
-
-def quoted(columns: Sequence[str], then: str = "") -> str:
-    return ", ".join(f'"{column}"{then}' for column in columns)
-
-
-def staged(state: StateSpec, lines: Sequence[Line]) -> list[list[Any]]:
-    """Return what a task stages of lines: each, or for each key the greatest one; NULL is least."""
-    values = [value.name for value in state.values]
-    if state.appends:
-        return [[place, *(line.get(name) for name in values)] for place, line in enumerate(lines)]
-    keys, found = [key.name for key in state.keys], {}
-    for line in lines:
-        key, row = tuple(line[name] for name in keys), [line.get(name) for name in values]
-        found[key] = max([row, found.get(key, row)], key=lambda each: [(v is not None, v) for v in each])
-    return [[*key, *row] for key, row in found.items()]
+    def shown(self, state: str) -> list[tuple[Any, ...]]:
+        return sorted((tuple(row.get(name) for name in COLUMNS) for row in self.rows(state)), key=repr)
 
 
 @pytest.fixture
-def team(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+def shop(settings: Settings, flows: Flows, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """A pipeline whose migrations a test writes and runs, with three lines in two batches."""
     for folder in ("pipelines", "migrations"):
         (settings.home / folder).mkdir()
     monkeypatch.setenv(project.HOME_VARIABLE, str(settings.home))
-    spec = declare(BASE).spec
-    migrations.new_revision(settings, [spec], "shop")
-    migrations.upgrade(settings, [spec])
+    migrate(settings, spec := declare(BASE).spec)
     monkeypatch.setattr(range_partitions, "TXIDS", 1)
-    flow = Flow(settings, spec)
-    team = Team(settings, {}, flow)
-    team.merge(LINES[0], LINES[1])
-    team.merge(LINES[2])
-    team.check()
-    yield team
-    team.flow.close()
+    flow = Shop(settings, spec)
+    flow.commit(flow.prepare(("a", 1, 1, "x"), ("b", 2, 2, None)))
+    flow.commit(flow.prepare(("a", 5, 3, "y")))
+    yield flow
     flow.close()
 
 
-LINES: list[Line] = [
-    {"shop": "a", "at": 1, "cents": 1, "note": "x", "city": "Rome"},
-    {"shop": "b", "at": 2, "cents": 2, "note": None, "city": None},
-    {"shop": "a", "at": 5, "cents": 3, "note": "y", "city": "Oslo"},
-    {"shop": "b", "at": 1, "cents": 4, "note": "z", "city": "Bern"},
-    {"shop": "c", "at": 9, "cents": 5, "note": "z", "city": "Bern"},
-    {"shop": "a", "at": 7, "cents": None, "note": "q", "city": "Rome"},
-]
-
-
-# columns come and go
+def migrate(settings: Settings, spec: PipelineSpec) -> None:
+    migrations.new_revision(settings, [spec], "columns")
+    migrations.upgrade(settings, [spec])
 
 
 @pytest.mark.promise("decision:0051")
-def test_a_column_comes_without_a_value_in_rows_from_before(team: Team) -> None:
-    old, sealed = team.flow, team.prepare(LINES[3:5])
-    team.migrate(COME, version=2)
-    assert migrations.new_revision(team.settings, [team.flow.spec], "nothing") is None
-    team.check()
+def test_a_column_comes_without_a_value_in_rows_from_before(shop: Shop, settings: Settings) -> None:
+    sealed, old = shop.prepare(OLD, LATER), shop.spec
+    shop.spec = declare(COME, version=2).spec
+    migrate(settings, shop.spec)
+    assert migrations.new_revision(settings, [shop.spec], "nothing") is None
+    assert shop.shown("newest") == [("a", 5, 3, "y", None), ("b", 2, 2, None, None)]
     with pytest.raises(DeclarationChanged, match="this code's declaration is not the registered one"):
-        old.commit(sealed)
+        shop.store.commit_batch(old, sealed, "old code")
     with pytest.raises(Unprocessed, match="computed by another declaration"):
-        team.flow.commit(sealed)
-    assert team.flow.store.commit_ready(team.flow.spec, "test") == []
-    team.prepare(LINES[3:5], txid=sealed)
-    team.flow.commit(sealed)
-    team.count(sealed, LINES[3:5])
-    team.check()
-    team.merge(LINES[0], LINES[2])  # the same lines again, with their city
-    team.check()
-    assert [row["city"] for row in team.flow.rows("newest")] == ["Oslo", None, "Bern"]
-
-
-# processes of both declarations at once
+        shop.commit(sealed)
+    assert shop.store.commit_ready(shop.spec, "test") == []
+    shop.commit(shop.prepare(OLD, LATER, txid=sealed))
+    a_1, a_5 = ("a", 1, 1, "x", "Rome"), ("a", 5, 3, "y", "Oslo")
+    for line in (a_1, a_5):  # the same lines again, with their city
+        shop.commit(shop.prepare(line))
+    b_2, before = ("b", 2, 2, None, None), [("a", 1, 1, "x", None), ("a", 5, 3, "y", None)]
+    assert shop.shown("newest") == [a_5, b_2, LATER]
+    assert shop.shown("versions") == [a_1, a_5, OLD, b_2, LATER]
+    assert shop.shown("log") == sorted([*before, b_2, OLD, LATER, a_1, a_5], key=repr)
+    recorded = {change["shop"]: change["city"] for change in shop.store.changes(shop.spec.states[1])}
+    assert recorded == {"a": "Oslo", "b": None, "c": "Bern"}
 
 
 @pytest.mark.promise("decision:0051")
-def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Team) -> None:
-    sealed, old = team.prepare(LINES[3:5]), team.flow
-    spec = declare(COME, version=2).spec
-    migrations.new_revision(team.settings, [spec], "columns")
-    errors: list[BaseException] = []
-    register = migrations.registration.register
+def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(
+    shop: Shop, settings: Settings, waiting: Callable[[], int]
+) -> None:
+    sealed, spec = shop.prepare(OLD), declare(COME, version=2).spec
+    migrations.new_revision(settings, [spec], "columns")
+    register, commits = migrations.registration.register, list[Future]()
+    with ThreadPoolExecutor(1) as thread:
 
-    def commit() -> None:
-        try:
-            old.commit(sealed)
-        except BaseException as error:  # noqa: BLE001 - what it is, the test says
-            errors.append(error)
+        def begin_commit(*arguments: Any) -> bool:
+            commits.append(thread.submit(shop.commit, sealed))
+            until(waiting)
+            return register(*arguments)
 
-    thread = threading.Thread(target=commit)
-
-    def begin_commit(*arguments: Any) -> bool:
-        thread.start()
-        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        until(lambda: team.asked(waiting, "postgres"))
-        return register(*arguments)
-
-    with patch.object(migrations.registration, "register", begin_commit):
-        migrations.upgrade(team.settings, [spec])
-    thread.join(60)
-    assert [type(error) for error in errors] == [DeclarationChanged]
-    team.declare(COME, version=2)
-    team.prepare(LINES[3:5], txid=sealed)
-    team.flow.commit(sealed)
-    team.count(sealed, LINES[3:5])
-    team.check()
+        with patch.object(migrations.registration, "register", begin_commit):
+            migrations.upgrade(settings, [spec])
+        with pytest.raises(DeclarationChanged):
+            commits[0].result(60)
+    shop.spec = spec
+    shop.commit(shop.prepare(OLD, txid=sealed))
+    assert OLD in shop.shown("versions")
 
 
-def test_no_migration_leaves_a_registered_pipeline_without_its_column(team: Team) -> None:
-    gone: PipelineSpec = declare(GONE, version=2).spec
-    migrations.new_revision(team.settings, [gone], "columns")
-    before = contents(team.settings), shape(team.settings)
+def test_no_migration_leaves_a_registered_pipeline_without_its_column(shop: Shop, settings: Settings) -> None:
+    gone = declare(GONE, version=2).spec
+    migrations.new_revision(settings, [gone], "columns")
+    before = contents(settings), shape(settings)
     again = declare({**GONE, "city": "text"}, version=2).spec
     for spec in (gone, again):
-        written = migrations.new_revision(team.settings, [spec], "another")
+        written = migrations.new_revision(settings, [spec], "another")
         assert (written is None) == (spec is gone)
-        assert (contents(team.settings), shape(team.settings)) == before
+        assert (contents(settings), shape(settings)) == before
     written.unlink()
     unconfirmed = [replace(gone, version=1)]
     with pytest.raises(DeclarationChanged, match=r"loses note.*raise the pipeline's version above 1"):
-        migrations.upgrade(team.settings, unconfirmed)
-    (why,) = migrations.upgrade_all_but_broken(team.settings, unconfirmed).values()
+        migrations.upgrade(settings, unconfirmed)
+    (why,) = migrations.upgrade_all_but_broken(settings, unconfirmed).values()
     assert re.search(r"loses note.*raise the pipeline's version above 1", why)
-    assert (contents(team.settings), shape(team.settings)) == before
-    assert migrations.upgrade_all_but_broken(team.settings, [gone]) == {}
+    assert (contents(settings), shape(settings)) == before
+    assert migrations.upgrade_all_but_broken(settings, [gone]) == {}

@@ -10,12 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests import steps
-from tests.acceptance.conftest import SALES, write_sales
 from tests.conformance.conftest import Stream
-from tests.integration.conftest import as_role, waiting
 from tests.store import Lag, registration, tables
 from tidegate import migrations
-from tidegate.jobs import Pipeline
+from tidegate.jobs import Count, Pipeline, State
 from tidegate.jobs.sources import Coordinator
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
@@ -26,37 +24,31 @@ from tidegate.state_store.base.errors import (
     SourceUnreadable,
 )
 
-__all__ = ["as_role", "waiting"]  # fixtures
+Ask = Callable[[int], dict[str, Any] | None]
+NOT_THERE = SourceUnreadable("The folder is not there.")
 
 
 @dataclass(frozen=True)
-class Coordinated(Coordinator):
-    """A coordinator that does what a test says when it is asked for a batch."""
+class Asked(Stream, Coordinator):
+    """A source that does what a test says when it is asked for a batch."""
 
-    ask: Callable[[int], dict[str, Any] | None]
+    ask: Ask = field(default=lambda _: None, compare=False)
+
+    def coordinator(self, settings: Settings) -> Coordinator:
+        del settings
+        return self
 
     def initialize_transaction(self, txid: int, previous: Any, current: Any) -> dict[str, Any] | None:
         del previous, current
         return self.ask(txid)
 
 
-@dataclass(frozen=True)
-class Asked(Stream):
-    """A source that does what a test says when it is planned."""
-
-    ask: Callable[[int], dict[str, Any] | None] = field(default=lambda _: None, compare=False)
-
-    def coordinator(self, settings: Settings) -> Coordinator:
-        del settings
-        return Coordinated(self.ask)
+ASKED = Pipeline(name="asked", source=Asked("transactional"), states={"seen": State(aggregates={"rows": Count()})})
 
 
-def asking(ask: Callable[[int], dict[str, Any] | None]) -> Pipeline:
+def asking(ask: Ask) -> Pipeline:
     """Return the pipeline with another behaviour of its source; its declaration is the same."""
     return replace(ASKED, source=Asked("transactional", ask=ask))
-
-
-ASKED = Pipeline(name="asked", source=Asked("transactional"), states=SALES.states)
 
 
 def raising(error: BaseException) -> Pipeline:
@@ -66,15 +58,18 @@ def raising(error: BaseException) -> Pipeline:
     return asking(ask)
 
 
+def up_to(last: int) -> Pipeline:
+    return asking(lambda txid: {"n": txid} if txid <= last else None)
+
+
 @pytest.fixture(autouse=True)
-def asked(register: Callable[..., None]) -> Pipeline:
+def asked(register: Callable[..., None]) -> None:
     register(ASKED)
-    return ASKED
 
 
-def status(settings: Settings, pipeline: str = "asked") -> Lag:
+def status(settings: Settings) -> Lag:
     with StateStore.connect(settings) as store:
-        (lag,) = store.lag([pipeline])
+        (lag,) = store.lag(["asked"])
         return lag
 
 
@@ -86,37 +81,6 @@ def row(settings: Settings) -> Any:
 def fail(settings: Settings, pipeline: Pipeline, run_id: str = "run", error: type[BaseException] = SourceUnreadable) -> None:
     with pytest.raises(error):
         steps.plan(settings, pipeline, run_id=run_id)
-
-
-NOT_THERE = SourceUnreadable("The folder is not there.")
-
-
-# -- which errors ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.promise("fault:plan-fails-its-source-is-away-or:processing")
-def test_files_that_are_not_there_are_shown_until_a_plan_finds_nothing_new(
-    settings: Settings, register: Callable[..., None]
-) -> None:
-    pipeline = replace(SALES, states={"per_file": SALES.states["per_shop"]}, name="files")
-    register(pipeline)
-    for number in (1, 2, 3):
-        fail(settings, pipeline, f"run {number}")
-    found = status(settings, "files")
-    assert found.failed_plans == 3
-    missing = settings.home / "sales"
-    assert (found.plan_error or "").startswith(f"SOURCE_UNREADABLE: The source folder {missing} does not exist.")
-    (settings.home / "sales").mkdir()
-    assert steps.plan(settings, pipeline, run_id="run 3") == []
-    found = status(settings, "files")
-    assert (found.failed_plans, found.plans_failing_since, found.plan_error) == (0, None, None)
-
-    write_sales(settings.home, "01")
-    assert steps.plan(settings, pipeline, run_id="run 4") == [1]
-    missing.rename(settings.home / "elsewhere")
-    fail(settings, pipeline, "run 5")
-    found = status(settings, "files")
-    assert (found.pending, found.failed_plans) == (1, 1)
 
 
 @pytest.mark.promise("decision:0047")
@@ -142,7 +106,7 @@ def test_an_error_that_postgres_cannot_store_is_escaped(settings: Settings) -> N
 
 def test_a_declaration_that_is_not_registered_fails_where_there_is_something_new(settings: Settings) -> None:
     """And a pipeline that is not registered at all has no row, nor any place where it would be shown."""
-    changed = replace(asking(lambda txid: {"n": 1} if txid == 1 else None), version=2)
+    changed = replace(up_to(1), version=2)
     fail(settings, changed, error=DeclarationChanged)
     assert (status(settings).plan_error or "").startswith("DECLARATION_CHANGED: ")
     with migrations.connected(settings) as connection:
@@ -153,11 +117,8 @@ def test_a_declaration_that_is_not_registered_fails_where_there_is_something_new
     fail(settings, replace(ASKED, name="another"), error=SchemaOutOfDate)
 
 
-# -- which plans end it ------------------------------------------------------------------------------------------------
-
-
 def test_a_plan_that_has_not_asked_the_source_proves_nothing(settings: Settings) -> None:
-    assert steps.plan(settings, asking(lambda txid: {"n": txid} if txid <= 2 else None), run_id="one") == [1, 2]
+    assert steps.plan(settings, up_to(2), run_id="one") == [1, 2]
     failing = raising(NOT_THERE)
     fail(settings, failing, "two")
     assert steps.plan(settings, failing, run_id="one") == [1, 2]
@@ -178,18 +139,14 @@ def test_an_older_plan_that_fails_does_not_hide_a_newer_success(settings: Settin
         assert goes_on.wait(60)
         raise NOT_THERE
 
-    newer = asking(lambda txid: {"n": txid} if txid <= new else None)
     with ThreadPoolExecutor(1) as pool:
         older = pool.submit(fail, settings, asking(fail_later), "older")
         try:
             assert asked.wait(60)
-            assert steps.plan(settings, newer, run_id="newer") == list(range(1, new + 1))
+            assert steps.plan(settings, up_to(new), run_id="newer") == list(range(1, new + 1))
         finally:
             goes_on.set()
         older.result()
     assert row(settings).failed == 0
     fail(settings, raising(NOT_THERE), "later")
     assert (row(settings).failed, row(settings).failed_run) == (1, "later")
-
-
-# -- the record itself -------------------------------------------------------------------------------------------------

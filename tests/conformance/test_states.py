@@ -3,97 +3,59 @@
 import random
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
+from itertools import groupby, product
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from tests.conformance.conftest import EXACTLY_ONCE, STATE_KINDS, Flow, Record, Stream, partial
-from tests.crashes import Crash, FaultPlan
-from tests.integration.conftest import refused, until
+from tests.conformance.conftest import Flow, Flows, Record, Stream
+from tests.integration.conftest import as_role, refused, until, waiting
 from tests.store import (
     LedgerReader,
-    NotStarted,
     QueriedState,
     Redo,
-    StateKind,
     StateReader,
     ask,
     executor_lookup,
     key_lookup,
+    merge_expressions,
+    merge_into_states,
     registration,
+    state_table_of,
     table_swap,
     tables,
 )
 from tidegate import migrations
-from tidegate.jobs import Count, History, Pipeline, Query, State, StateQuery
+from tidegate.jobs import CollectSet, Count, History, Newest, Pipeline, Query, Rows, State, StateQuery
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import (
-    AccessRefused,
-    AttemptNotSealed,
-    CommitOutOfOrder,
-    RangeRefused,
-    StoreUnavailable,
-    Unprocessed,
-)
+from tidegate.state_store.base.errors import AccessRefused, GuardMismatch, Overflow, RangeRefused, StoreUnavailable, Unprocessed
+
+__all__ = ["as_role", "waiting"]  # fixtures
 
 Begin = Callable[..., Flow]
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 
 
-class Counts(Flow):
-    """A state of words and their counts, with partials that the test provides."""
-
-    def merge(self, txid: int, partials: dict[str, int], *, redo: bool = False) -> None:
-        """Process a batch with these partials, and commit it or redo the committed one."""
-        attempt = self.start(txid, mode="redo" if redo else "resume")
-        self.seal(attempt, self.stage(attempt, "counts", partials.items()))
-        if redo:
-            self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
-        else:
-            self.commit(txid)
-
-    def of(self, word: str) -> tuple | None:
-        """Return a word's count, previous count and txid, as far as its kind keeps them."""
-        rows = [row for row in self.rows("counts") if row["word"] == word]
-        return tuple(rows[0][name] for name in ("count", "previous_count", "txid") if name in rows[0]) if rows else None
-
-
-@pytest.fixture
-def counts(settings: Settings, register: Callable[..., None]) -> Callable[..., Counts]:
-    """A function that registers a word count with a state of this kind, and plans three batches."""
-
-    def begin(state: StateKind) -> Counts:
-        source = "opaque" if state == "opaque" else "transactional"
-        states = {"counts": State(key={"word": "text"}, aggregates={"count": Count()}, kind=state)}
-        pipeline = Pipeline("words", Stream(source), states, guarantee="at_least_once")
-        register(pipeline)
-        flow = Counts(settings, pipeline.spec)
-        flow.plan(1, 1, 1)
-        return flow
-
-    return begin
-
-
-def test_a_redo_leaves_nothing_that_a_policy_hides(counts: Callable[..., Counts], as_owner: AsOwner) -> None:
-    flow = counts("opaque")
+def test_a_redo_leaves_nothing_that_a_policy_hides(flows: Flows, as_owner: AsOwner) -> None:
+    states = {"counts": State(key={"word": "text"}, aggregates={"count": Count()}, kind="opaque")}
+    flow = flows(Pipeline("words", Stream("opaque"), states))
     as_owner(sa.text("ALTER TABLE state.counts ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"))
     as_owner(sa.text("CREATE POLICY of_commits ON state.counts TO tidegate USING (true)"))
-    flow.merge(1, {"a": 1})
+    flow.merge(counts=[("a", 1)])
     with pytest.raises(AccessRefused, match="row-level security policy"):
-        flow.merge(1, {}, redo=True)
-    assert flow.of("a") == (1, None, 1)
+        flow.merge(1, redo=True, counts=[])
+    assert [row["count"] for row in flow.rows("counts")] == [1]
     as_owner(sa.text("ALTER TABLE state.counts NO FORCE ROW LEVEL SECURITY"))
-    flow.merge(1, {}, redo=True)
+    flow.merge(1, redo=True, counts=[])
     assert flow.rows("counts") == []
 
 
 # readers, and tables that are made again
 
-QUERIED, LATEST = StateQuery("words.counts"), StateQuery("words.counts", as_of="latest", allow_not_repeatable=True)
+LATEST = StateQuery("words.counts", as_of="latest", allow_not_repeatable=True)
 ALL = Query(
     "all", lambda states: sa.select(states["words.counts"].c.word).order_by("word"), reads=["words.counts", "words.versions"]
 )
@@ -126,7 +88,7 @@ def _words(settings: Settings, flow: Flow) -> dict[str, Callable[[], list[str]]]
         "query": answered,
         "tidegate get": lambda: [row["word"] for row in key_lookup.get(settings, spec, keys) if row],
         "tidegate inspect": lambda: [row["word"] for row in flow.rows("counts")],
-        "state query": lambda: queried(QUERIED),
+        "state query": lambda: queried(StateQuery("words.counts")),
         "state query as of latest": lambda: queried(LATEST),
     }
 
@@ -138,74 +100,55 @@ def _asked(settings: Settings, state: QueriedState) -> list[str]:
 
 @pytest.mark.promise("I17")
 def test_a_reader_that_waits_for_a_table_to_be_made_again_finds_its_rows(
-    settings: Settings, register: Callable[..., None], as_owner: AsOwner, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, flows: Flows, waiting: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = {
         "counts": State(key={"word": "text"}, aggregates={"count": Count()}),
         "versions": History({"word": "text"}, {"count": "bigint"}, {"at": "bigint"}),
     }
-    pipeline = Pipeline("words", Stream("transactional"), states, transform=lambda rows: rows, queries=[QUERIED])
-    register(pipeline)
-    words = Flow(settings, pipeline.spec)
-    words.plan(1)
-    attempt = words.start(1)
-    counted = words.stage(attempt, "counts", [("a", 1), ("b", 1)])
-    words.seal(attempt, counted, words.stage(attempt, "versions", [("a", 0, 1), ("b", 0, 1)]))
-    words.commit(1)
+    words = flows(
+        Pipeline("words", Stream("transactional"), states, transform=lambda rows: rows, queries=[StateQuery("words.counts")])
+    )
+    words.merge(counts=[("a", 1), ("b", 1)], versions=[("a", 0, 1), ("b", 0, 1)])
     reads = _words(settings, words)
     expected = {how: ["a", "b"] for how in reads}
     assert {how: read() for how, read in reads.items()} == expected
-    waiting = sa.text(
-        "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database "
-        "WHERE datname = current_database())"
-    )
+
     with ThreadPoolExecutor(len(reads)) as threads:
         with migrations.connected(settings) as connection:
             for state in words.spec.states:
-                table_swap.make_again(connection, words.spec.name, state)
+                table_swap.make_again(connection, "words", state)
             answers = {how: threads.submit(read) for how, read in reads.items()}
-            until(lambda: as_owner(waiting).scalar() == len(reads))
+            until(lambda: waiting() == len(reads))
             registration.register(connection, words.spec)  # makes the view again
         assert {how: answer.result(60) for how, answer in answers.items()} == expected
-
-    def migrate() -> None:
-        with migrations.connected(settings) as connection:
-            table_swap.make_again(connection, words.spec.name, words.spec.states[0])
-
     monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.2)
     with words.store.queried_states(replace(words.spec, queries=(LATEST.read,))) as queried:
         assert _asked(settings, queried["words.counts"]) == ["a", "b"]
-        with pytest.raises(StoreUnavailable, match="migrating: a lock timeout"):
-            migrate()
+        with (
+            pytest.raises(StoreUnavailable, match="migrating: a lock timeout"),
+            migrations.connected(settings) as connection,
+        ):
+            table_swap.make_again(connection, "words", words.spec.states[0])
         assert _asked(settings, queried["words.counts"]) == ["a", "b"]
 
 
-# the rules, for every kind
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", STATE_KINDS)
-def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin, kind: StateKind) -> None:
+def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin) -> None:
     records: list[Record] = [("a", 5), ("a", None), (None, 7), ("a", 1), ("", 2), (None, None), ("b", None)]
-    f = flow("transactional", kind, [*records, *records])
+    f = flow("transactional", "transactional", [*records, *records])
     f.plan(len(records), len(records))
-    for txid in (1, 2):
-        f.complete(txid)
-        f.check()
+    f.complete(1, 2)
+    f.check()
     assert f.state()["a"] == (6, 4, 12, 1, 5, 3, 0, 5, [1, 5], [0, 2, 2])
     assert f.state()[None] == (4, 2, 14, 7, 7, 7, 0, 7, [7], [0, 0, 2])
     assert f.state("overall") == {None: (14, 8, 30, 1, 7, Decimal("3.75"), 0, None, [1, 2, 5, 7], [0, 4, 4])}
 
 
-# opaque: value, previous value, txid
-
-
 def test_an_opaque_row_keeps_its_values_from_before_its_txid(flow: Begin) -> None:
     f = flow("opaque", "opaque", [("a", 5), ("b", 7), ("a", 1), ("c", None), ("c", 4), ("b", 8)])
     f.plan(2, 2, 2)
-    for txid in (1, 2, 3):
-        f.complete(txid)
-        f.check()
+    f.complete(1, 2, 3)
+    f.check()
     names = ("total", "least", "txid", "previous_total", "previous_least", "previous_txid")
     found = {row["key"]: tuple(row[name] for name in names) for row in f.rows()}
     assert found == {"a": (6, 1, 2, 5, 5, 1), "b": (15, 7, 3, 7, 7, 1), "c": (4, 4, 3, 0, None, 2)}
@@ -213,17 +156,15 @@ def test_an_opaque_row_keeps_its_values_from_before_its_txid(flow: Begin) -> Non
     assert (overall["total"], overall["previous_total"], overall["txid"], overall["previous_txid"]) == (25, 13, 3, 2)
 
 
-REDONE: dict[str, tuple[list[Record], int, int]] = {
-    "fewer records": ([("a", 1), ("b", 2), ("a", 3), ("c", 4)], 3, 1),
-    "some where there were none": ([("a", 1), ("b", 2), ("a", 3), ("c", 4)], 0, 3),
-    "missing keys and amounts": ([("a", 1), (None, None), ("a", None), ("", None), (None, 2)], 4, 2),
-    "a smaller minimum goes": ([("a", 5), ("a", 9), ("a", 1), ("a", 99)], 3, 1),
-}
+# The records, how many the second batch has at first, and how many in its redo.
+REDONE: list[tuple[list[Record], int, int]] = [
+    ([("a", 1), ("b", 2), ("a", 3), ("c", 4)], 0, 3),
+    ([("a", 5), (None, None), ("a", 1), ("", None), ("b", 99), (None, 2)], 4, 1),
+]
 
 
 @pytest.mark.promise("I13", "decision:0010")
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("records", "size", "redone"), REDONE.values(), ids=REDONE.keys())
+@pytest.mark.parametrize(("records", "size", "redone"), REDONE, ids=["more records", "fewer, without a minimum"])
 def test_a_redo_has_the_effect_of_the_new_attempt_alone(flow: Begin, records: list[Record], size: int, redone: int) -> None:
     f = flow("opaque", "opaque", records)
     f.plan(1, size, 1)
@@ -285,70 +226,116 @@ def test_a_state_without_previous_values_is_not_redone(flow: Begin, settings: Se
             redo()
 
 
-# anything in any order
+# values, keys and rows that one kind of state alone has
 
 
-def _planned(f: Flow, chance: random.Random, run_id: str) -> None:
-    f.plan(*[chance.randint(0, 9) for _ in range(chance.randint(1, 3))], run_id=run_id)
+def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_commit(flows: Flows) -> None:
+    states = {"few": State(key={"name": "text"}, aggregates={"values": CollectSet("n", "bigint", most=3)})}
+    f = flows(Pipeline("sets", Stream("transactional"), states), batches=3)
+    for txid, values in enumerate(("{1,2}", "{2,3}", "{3,4}"), start=1):
+        f.put(txid, few=[("a", values)])
+    with pytest.raises(Overflow, match="a key would have 4 values"):  # together they are refused
+        f.store.commit_ready(f.spec, "test")
+    f.commit(1)
+    f.commit(2)
+    with pytest.raises(Overflow, match="a key would have 4 values, and keeps at most 3"):
+        f.commit(3)
+    assert [row["values"] for row in f.rows("few")] == [[1, 2, 3]]
 
 
-def _failed(f: Flow, txid: int, size: int | None, chance: random.Random) -> None:
-    if not isinstance(attempt := f.take(txid, size, mode="restage"), NotStarted):
-        f.store.fail_attempt(attempt, "BROKEN: it broke.", is_poison=chance.random() < 0.5)
+def test_null_in_a_key_is_a_key_as_any_other(flows: Flows) -> None:
+    """Of a history, whose versions are looked up by more columns than the index is used for where they may be NULL."""
+    names = ("site", "floor", "room", "shelf")
+    places = History(dict.fromkeys(names, "text"), {"label": "text"}, {"at": "bigint"}, deleted="gone", null_keys=True)
+    f = flows(Pipeline("places", Stream("transactional"), {"places": places, "joined": replace(places, collapse=True)}))
+    chance, keys = random.Random("nulls"), [*product(["a", "b", None], repeat=len(names))]
+    versions = {each: chance.choice([(True, None), (False, "x"), (None, "x"), (False, "")]) for each in product(keys, range(9))}
+    rows = [(*key, at, *values) for (key, at), values in chance.sample([*versions.items()], len(versions))]
+    f.merge(places=rows[:300], joined=rows[:300])
+    for own in (rows[300:500], rows[500:]):
+        f.put(f.next(), places=own, joined=own)
+    assert f.store.commit_ready(f.spec, "together")
+    for state in ("places", "joined"):
+        expected = set()
+        for key in keys:
+            shown = [(at, *versions[key, at]) for at in range(9)]
+            if state == "joined":
+                shown = [next(same) for _, same in groupby(shown, key=lambda version: (bool(version[1]), version[2]))]
+            ends = [*(at for at, *_ in shown[1:]), None]
+            expected |= {(*key, at, label, end) for (at, gone, label), end in zip(shown, ends, strict=True) if not gone}
+        found = [tuple(row[name] for name in (*names, "at", "label", "valid_to")) for row in f.rows(state)]
+        assert len(found) == len(expected)
+        assert set(found) == expected
+    stored = state_table_of(f.spec.states[0])
+    txids = set(f.by_hand(sa.select(*(stored.c[name] for name in (*names, "at", "txid")))))
+    for row in f.rows("places"):
+        key = tuple(row[name] for name in names)
+        assert {(*key, row["at"], row["txid"]), (*key, row["valid_to"] or row["at"], row["to_txid"] or row["txid"])} <= txids
 
 
-def _crashed(f: Flow, txid: int, size: int | None, chance: random.Random) -> None:
-    try:
-        with FaultPlan(chance.randint(1, 40)).armed():
-            f.settle(txid, size)
-    except Crash:
-        f.die()
+def test_a_row_of_another_writer_stops_the_commit_of_rows(flows: Flows, settings: Settings) -> None:
+    """A row in the place of one that is to be appended is an alarm; nothing of the batch counts. Rows are found by place."""
+    f = flows(Pipeline("rows", Stream("transactional"), {"log": Rows({"name": "text"})}))
+    f.merge(log=[(0, "a"), (1, "b")])
+    found = key_lookup.get(settings, f.spec.states[0], [["1", "1"], ["2", "0"]])
+    assert found == [{"txid": 1, "position": 1, "name": "b"}, None]
+    f.put(f.next(), log=[(0, "c")])
+    f.by_hand("INSERT INTO state.log (txid, position, name) VALUES (2, 0, 'another')")
+    with pytest.raises(GuardMismatch, match=r"the 1 rows of log_2_1 cannot be appended to state\.log: one is there already"):
+        f.commit(2)
+    assert [row["name"] for row in f.rows("log")] == ["a", "b", "another"]
+    f.by_hand(
+        "DELETE FROM state.log WHERE txid = 2",
+        "CREATE FUNCTION state.keep_out() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER keep_out BEFORE INSERT ON state.log FOR EACH ROW EXECUTE FUNCTION state.keep_out()",
+    )
+    migrations.accept_table(settings, "log", "ann")
+    with pytest.raises(GuardMismatch, match=r"the 1 rows of log_2_1 cannot be appended .* a trigger or a rule keeps 1 out"):
+        f.commit(2)
+    assert [row["name"] for row in f.rows("log")] == ["a", "b"]
 
 
-def _overtaken(f: Flow, txid: int, size: int | None) -> None:
-    if not isinstance(older := f.take(txid, size, mode="restage"), NotStarted):
-        f.process(txid, None, mode="restage")
-        f.stage(older, "overall", [partial([("a", 1000)] * 1000)])
+VERSION: dict[str, Any] = {"columns": {"label": "text", "number": "bigint"}, "order_by": {"at": "bigint"}, "deleted": "gone"}
 
 
-@pytest.mark.promise("I1")
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("source", "state"), EXACTLY_ONCE[::-1], ids=[" into ".join(pair) for pair in EXACTLY_ONCE[::-1]])
-def test_the_states_equal_the_model_after_every_step(flow: Begin, source: Any, state: Any) -> None:
-    chance = random.Random(f"{source} {state}")
-    records: list[Record] = [
-        (chance.choice(["a", "b", "c", "", None]), chance.choice([None, 0, chance.randint(1, 100)])) for _ in range(4000)
+@pytest.mark.promise("performance:first-column-of-order-is-compared-before")
+def test_newest_rows_are_the_same_whether_each_column_is_compared_or_all_at_once(
+    flows: Flows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three batches one by one, then three together, whose changes are not recorded."""
+    draw, choices = random.Random(1), ([None, 1, 2], [None, True, False], [None, "", "x"], [None, 0, 7])
+    batches = [
+        [[key, *(draw.choice(choice) for choice in choices)] for key in draw.sample(["a", "b", "c", "d", "e", None], 4)]
+        for _ in range(6)
     ]
-    f = flow(source, state, records)
-    story: list[str] = []
-    weights = [1, 4, 3, 3, 1, 1, 1, 1, 1, 1]
-    for step in range(40):
-        committed, opened = f.store.committed("flow"), f.store.uncommitted("flow", 100)
-        txid: Any = chance.choice(opened[:4]) if opened else None
-        size = chance.choice([None, 0, chance.randint(1, 9)]) if source == "opaque" else None
-        steps: dict[str, Callable[..., Any]] = {
-            "plan": lambda step=step: _planned(f, chance, f"run {step}"),
-            "process": lambda txid=txid, size=size: f.process(txid, size, mode=chance.choice(["resume", "restage"])),
-            "commit": lambda txid=txid: f.commit(txid),
-            "settle": lambda txid=committed + 1, size=size: f.settle(txid, size),
-            "fail": lambda txid=txid, size=size: _failed(f, txid, size, chance),
-            "crash": lambda txid=committed + 1, size=size: _crashed(f, txid, size, chance),
-            "skip": lambda txid=txid: f.store.skip_batch(f.spec, txid, "an operator", "it is poison"),
-            "retry": lambda txid=txid: f.store.retry("flow", chance.choice([None, txid]), "an operator", "fixed"),
-            "zombie": lambda txid=txid, size=size: _overtaken(f, txid, size),
-            "redo": lambda txid=committed, size=size: f.redo(txid, size) if txid and state == "opaque" else None,
-        }
-        action = chance.choices(list(steps), weights)[0] if opened else "plan"
-        story.append(f"{step}: {action} {txid} {size} after {committed}")
-        try:
-            # A crash may leave an attempt that is not silent yet.
-            refusals = {"commit": [CommitOutOfOrder, Unprocessed, AttemptNotSealed], "skip": [RangeRefused, Unprocessed]}
-            with suppress(*refusals.get(action, [])):
-                steps[action]()
-            f.check()
-        except BaseException as error:
-            error.add_note("\n".join(story))
-            raise
-    for txid in f.store.uncommitted("flow", 100):
-        f.settle(txid)
-    f.check()
+    found = []
+    for name, many, record in (("narrow", 30, 1_000), ("wide", 0, 1_000), ("wider", 0, 3)):
+        monkeypatch.setattr(merge_into_states, "MANY_COLUMNS", many)
+        monkeypatch.setattr(merge_expressions, "MOST_IN_RECORD", record)
+        newest = Newest({"key": "text"}, **VERSION, null_keys=True)
+        opaque = Newest({"key": "text"}, **VERSION, null_keys=True, kind="opaque", changes=True)
+        f = flows(Pipeline(name, Stream("transactional"), {f"{name}_newest": newest}), batches=6)
+        changing = flows(Pipeline(f"{name}_changing", Stream("transactional"), {f"{name}_opaque": opaque}), batches=6)
+        for txid, rows in enumerate(batches, start=1):
+            f.put(txid, **{f"{name}_newest": rows})
+            if txid <= 3:
+                f.commit(txid)
+            changing.merge(txid, **{f"{name}_opaque": rows})
+        assert len(f.store.commit_ready(f.spec, "test", max_batches=3)) == 3
+        rows_of = [sorted(of.rows(of.spec.states[0].name), key=repr) for of in (f, changing)]
+        found.append([*rows_of, list(changing.store.changes(changing.spec.states[0]))])
+    assert found[0] == found[1] == found[2]
+    assert len(found[0][0]) == 6
+
+
+def test_a_row_of_another_writer_stops_the_commit_of_whole_rows(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_into_states, "MANY_COLUMNS", 0)
+    f = flows(Pipeline("wide", Stream("transactional"), {"wide": Newest({"key": "text"}, **VERSION)}))
+    f.merge(wide=[["older", 0, False, "x", 1], ["newer", 1, False, "x", 1]])
+    f.put(f.next(), wide=[["older", 0, False, "x", 2], ["newer", 2, False, "x", 2]])
+    for key in ("older", "newer"):
+        f.by_hand(f"UPDATE state.wide SET txid = 2 WHERE key = '{key}'")
+        with pytest.raises(GuardMismatch, match=r"1 of 2 rows of state.wide carry a txid of at least 2 already"):
+            f.commit(2)
+        f.by_hand(f"UPDATE state.wide SET txid = 1 WHERE key = '{key}'")
+    f.commit(2)

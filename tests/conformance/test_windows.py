@@ -1,8 +1,8 @@
-"""Windows through the real ledger, against plain Python: any split and order of events, late ones, crashes and redos."""
+"""Windows through the real ledger, against plain Python: any split and order of events, late ones and redos."""
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,51 +11,23 @@ import pytest
 import sqlalchemy as sa
 
 from tests.conformance.conftest import AGGREGATES as EVERY_AGGREGATE
-from tests.conformance.conftest import Flow, Stream, fold, partial
-from tests.store import (
-    Attempt,
-    LedgerReader,
-    Mend,
-    Redo,
-    StagedPartition,
-    StateSpec,
-    event_windows,
-    measures,
-    state_table_of,
-    tables,
-)
-from tests.windows_model import Event, Model, piece_of, sessions_of
+from tests.conformance.conftest import Flow, Flows, Stream, fold, partial
+from tests.store import Attempt, LedgerReader, Mend, Redo, StateSpec, event_windows, measures, state_table_of, tables
+from tests.windows_model import EPOCH, HOUR, MINUTE, Event, Model, by_txid, microseconds, of_row, piece_of, sessions_of
 from tidegate import migrations
 from tidegate.jobs import Count, Pipeline, Session, Sliding, State, Sum, Tumbling
 from tidegate.jobs.windows import Window
-from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import AccessRefused, GuardMismatch, RangeRefused
 
-MINUTE = 60 * 1_000_000
-HOUR = 60 * MINUTE
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+KEY = {"key": "text"}
 AGGREGATES = {"events": Count(), "amount": Sum("amount")}
 # What a task stages of the events of a piece.
 Kept = Callable[[Sequence[Event]], Sequence[Any]]
 
 
-def moment(time: int) -> datetime:
-    """Return microseconds since 1970 as a time."""
-    return EPOCH + timedelta(microseconds=time)
-
-
-def microseconds(time: datetime) -> int:
-    """Return a time as microseconds since 1970."""
-    return (time.replace(tzinfo=time.tzinfo or UTC) - EPOCH) // timedelta(microseconds=1)
-
-
-def declare(window: Window, **changes: Any) -> Pipeline:
-    source = changes.pop("source", "transactional")
-    return Pipeline(
-        "windows",
-        Stream(source),
-        {"per_key": State(**{"key": {"key": "text"}, "aggregates": AGGREGATES, "window": window, **changes})},
-    )
+def declare(window: Window, *, source: Any = "transactional", **changes: Any) -> Pipeline:
+    state = State(**{"key": KEY, "aggregates": AGGREGATES, "window": window, **changes})
+    return Pipeline("windows", Stream(source), {"per_key": state})
 
 
 def count_and_sum(events: Sequence[Event]) -> Sequence[Any]:
@@ -63,12 +35,14 @@ def count_and_sum(events: Sequence[Event]) -> Sequence[Any]:
 
 
 class Windows(Flow):
-    def open_batch(self) -> int:
-        (txid,) = self.plan(1, run_id=f"run {self.store.last_opened(self.spec.name)}") or []
-        return txid
+    """States of windows, each beside the model of what it has to hold."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.models = {state.name: Model(state.window) for state in self.spec.states if state.window}
 
     def finish_events(self, attempt: Attempt, events: Sequence[Event], kept: Kept = count_and_sum) -> None:
-        staged: list[StagedPartition] = []
+        staged = []
         for state in self.spec.states:
             rows = _pieces(state, events, kept)
             # As two tasks would: which of them has a piece does not matter.
@@ -77,13 +51,25 @@ class Windows(Flow):
         self.seal(attempt, *staged)
 
     def count(self, events: Sequence[Event], kept: Kept = count_and_sum) -> int:
-        txid = self.open_batch()
+        txid = self.next()
         self.finish_events(self.start(txid), events, kept)
         self.commit(txid)
+        self.model(events)
         return txid
 
+    def model(self, events: Sequence[Event]) -> None:
+        for state in self.spec.states:
+            self.models[state.name].add([event if len(state.keys) > 1 else (None, *event[1:]) for event in events])
+
+    def check_models(self, txid: int) -> None:
+        for name, model in self.models.items():
+            assert self.found(name) == model.rows(), (txid, name)
+            assert self.late(txid, name) == model.late[-1], (txid, name)
+            if model.window.emits:
+                assert self.emitted(name) == model.recorded(), (txid, name)
+
     def found(self, state: str = "per_key") -> list[tuple[Any, ...]]:
-        return sorted((of_row(row, with_corrections=True) for row in self.rows(state)), key=repr)
+        return sorted(map(of_row, self.rows(state)), key=repr)
 
     def late(self, txid: int, state: str = "per_key") -> list[tuple[Any, ...]]:
         records = list(self.store.quarantined(self.spec.name, txid=txid))
@@ -94,10 +80,7 @@ class Windows(Flow):
     def emitted(self, state: str = "per_key") -> dict[int, list[tuple[Any, ...]]]:
         spec = self.spec.state(state)
         assert spec is not None
-        found: dict[int, list[tuple[Any, ...]]] = {}
-        for row in self.store.changes(spec):
-            found.setdefault(row["txid"], []).append(of_row(row))
-        return {txid: sorted(rows, key=repr) for txid, rows in found.items()}
+        return by_txid(self.store.changes(spec))
 
 
 def _pieces(state: StateSpec, events: Sequence[Event], kept: Kept) -> list[list[Any]]:
@@ -105,21 +88,14 @@ def _pieces(state: StateSpec, events: Sequence[Event], kept: Kept) -> list[list[
     assert window is not None
     pieces: dict[Any, list[Event]] = {}
     for event in events:
-        pieces.setdefault((event[0], piece_of(window, event[1])), []).append(event)
+        own = [event[0]] if len(state.keys) > 1 else []
+        pieces.setdefault((*own, piece_of(window, event[1])), []).append(event)
     rows = []
-    for (key, piece), found in pieces.items():
+    for (*own, piece), found in pieces.items():
         times = [time for _, time, _ in found]
         start, end = (min(times), max(times) + window.size) if window.is_session else (piece, piece + window.size)
-        own = [] if len(state.keys) == 1 else [key]
-        rows.append([*own, moment(start), moment(end), moment(max(times)), 0, *kept(found)])
+        rows.append([*own, *(EPOCH + timedelta(microseconds=each) for each in (start, end, max(times))), 0, *kept(found)])
     return rows
-
-
-def of_row(row: Any, *, with_corrections: bool = False) -> tuple[Any, ...]:
-    times = [row[name] for name in ("window_start", "window_end", "last_event")]
-    times = [microseconds(datetime.fromisoformat(t) if isinstance(t, str) else t) for t in times]
-    more = [row["corrections"]] if with_corrections else []
-    return (row.get("key"), *times, row["events"], row["amount"], *more)
 
 
 def events_of(seed: int, count: int, *, origin: int = 0, keys: Sequence[Any] = ("a", "b")) -> list[Event]:
@@ -135,9 +111,7 @@ def events_of(seed: int, count: int, *, origin: int = 0, keys: Sequence[Any] = (
 
 def batches_of(seed: int, events: list[Event]) -> list[list[Event]]:
     """Cut events into batches of random sizes, some of them empty, each in another order."""
-    rng = random.Random(seed)
-    batches = []
-    rest = list(events)
+    rng, batches, rest = random.Random(seed), [], list(events)
     while rest:
         size = rng.choice([0, 1, 3, 8, 20])
         batch, rest = rest[:size], rest[size:]
@@ -146,136 +120,109 @@ def batches_of(seed: int, events: list[Event]) -> list[list[Event]]:
     return batches
 
 
-Begin = Callable[[Pipeline], tuple[Windows, Model]]
+Begin = Callable[[Pipeline], Windows]
 
 
 @pytest.fixture
-def windows(settings: Settings, register: Callable[..., None]) -> Iterator[Begin]:
-    """A function that registers a pipeline, and returns its flow and the model of its first state."""
-    opened: list[Windows] = []
-
-    def begin(pipeline: Pipeline) -> tuple[Windows, Model]:
-        register(pipeline)
-        opened.append(Windows(settings, pipeline.spec))
-        return opened[-1], Model(pipeline.spec.states[0].window)
-
-    yield begin
-    for each in opened:
-        each.close()
+def windows(flows: Flows) -> Begin:
+    return lambda pipeline: flows(pipeline, Windows)
 
 
-WINDOWS: dict[str, Callable[..., Window]] = {
-    "tumbling": lambda **final: Tumbling("at", "1 hour", **final),
-    "tumbling from an offset": lambda **final: Tumbling("at", "1 hour", offset="7 minutes", **final),
-    "sliding": lambda **final: Sliding("at", "1 hour", "15 minutes", offset="5 minutes", **final),
-    "session": lambda **final: Session("at", "30 minutes", **final),
+FINAL: dict[str, Any] = {"final_after": "1 hour", "emit_final": True}
+WINDOWS: dict[str, Window] = {
+    "hours": Tumbling("at", "1 hour"),
+    "sessions": Session("at", "30 minutes"),
+    "from_an_offset_final_at_once": Tumbling("at", "1 hour", offset="7 minutes", final_after="0 seconds", emit_final=True),
+    "sliding_final_later": Sliding("at", "1 hour", "15 minutes", offset="5 minutes", **FINAL),
+    "sliding_removed_later": Sliding("at", "1 hour", "15 minutes", **FINAL, keep="2 hours"),
+    "sessions_final_later": Session("at", "30 minutes", **FINAL),
+    "sessions_removed_at_once": Session("at", "30 minutes", **FINAL, keep="1 hour"),
 }
-FINAL: dict[str, dict[str, Any]] = {
-    "never final": {},
-    "final at once": {"final_after": "0 seconds", "emit_final": True},
-    "final later": {"final_after": "1 hour", "emit_final": True},
-    "removed at once": {"final_after": "1 hour", "emit_final": True, "keep": "1 hour"},
-    "removed later": {"final_after": "1 hour", "emit_final": True, "keep": "2 hours"},
-}
-ORIGINS = {
-    "about 1970": 0,
-    "before 1970": -(10**6) * HOUR - 13,
-    "a change of clocks": microseconds(datetime(2026, 3, 29, tzinfo=UTC)),
-}
+ORIGINS = (-(10**6) * HOUR - 13, 0, microseconds(datetime(2026, 3, 29, tzinfo=UTC)))  # the last one: a change of clocks
 
 
 @pytest.mark.promise("I22", "decision:0032")
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("final", FINAL)
-@pytest.mark.parametrize("name", WINDOWS)
-def test_windows_after_each_batch_are_those_of_plain_python(windows: Begin, name: str, final: str) -> None:
-    f, model = windows(declare(WINDOWS[name](**FINAL[final])))
+def test_windows_after_each_batch_are_those_of_plain_python(windows: Begin) -> None:
+    states = {name: State(KEY, AGGREGATES, window=window) for name, window in WINDOWS.items()}
+    f = windows(Pipeline("windows", Stream("transactional"), states))
     seen: list[Event] = []
-    corrections = 0
-    for seed, origin in enumerate(ORIGINS.values()) if final == "never final" else enumerate([0]):
+    corrected: set[str] = set()
+    for seed, origin in enumerate(ORIGINS):
         events = events_of(seed, 40, origin=origin)
         seen += events
         for batch in batches_of(seed, events):
-            txid = f.count(batch)
-            model.add(batch)
-            assert f.found() == model.rows(), txid
-            assert f.late(txid) == model.late[-1], txid
-            corrections = max([corrections, *(row[-1] for row in f.found())])
-    if name == "session" and final == "never final":
-        assert [row[:-1] for row in f.found()] == sorted((each.row for each in sessions_of(model.window, seen)), key=repr)
-    if final != "never final":
-        assert f.emitted() == model.recorded()
-        assert any(model.late), "no event was late, so nothing was tested"
-        assert f.store.lag([f.spec.name])[0].quarantined == 0, "what is late does not wait for a person"
-    assert corrections or final in ("final at once", "removed at once"), "no window was corrected"
-    assert (model.removed_until is not None) == final.startswith("removed")
+            f.check_models(f.count(batch))
+            corrected |= {name for name in states if any(row[-1] for row in f.found(name))}
+    assert [row[:-1] for row in f.found("sessions")] == sorted(
+        (each.row for each in sessions_of(f.models["sessions"].window, seen)), key=repr
+    )
+    assert f.store.lag(["windows"])[0].quarantined == 0, "what is late does not wait for a person"
+    assert all(any(model.late) for model in f.models.values() if model.window.emits), "no event was late: nothing was tested"
+    assert corrected >= {"hours", "sessions", "sliding_final_later", "sessions_final_later"}
+    assert [name for name, model in f.models.items() if model.removed_until] == [*WINDOWS][4::2]
 
 
 @pytest.mark.promise("decision:0032")
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["sliding", "session"])
-def test_every_aggregate_joins_pieces_as_it_joins_batches(windows: Begin, name: str) -> None:
-    f, model = windows(declare(WINDOWS[name](), aggregates=EVERY_AGGREGATE))
+def test_every_aggregate_joins_pieces_as_it_joins_batches(windows: Begin) -> None:
+    of = {"sliding": Sliding("at", "1 hour", "15 minutes", offset="5 minutes"), "sessions": WINDOWS["sessions"]}
+    states = {name: State(KEY, EVERY_AGGREGATE, window=window) for name, window in of.items()}
+    f = windows(Pipeline("windows", Stream("transactional"), states))
     for batch in batches_of(8, [(key, time, amount and amount % 7 - 1) for key, time, amount in events_of(8, 60)]):
         f.count(batch, kept=lambda events: partial([(key, amount) for key, _, amount in events]))
-        model.add(batch)
-    found = {(row["key"], microseconds(row["window_start"])): tuple(row[a] for a in EVERY_AGGREGATE) for row in f.rows()}
-    assert found == {
-        (kept.key, kept.start): fold([(key, amount) for key, _, amount in kept.events])[kept.key] for kept in model.kept
+    for name, model in f.models.items():
+        values = {
+            (row["key"], microseconds(row["window_start"])): tuple(row[a] for a in EVERY_AGGREGATE) for row in f.rows(name)
+        }
+        assert values == {
+            (kept.key, kept.start): fold([(key, amount) for key, _, amount in kept.events])[kept.key] for kept in model.kept
+        }
+
+
+def test_all_rows_may_share_one_key_and_a_key_may_be_null(windows: Begin) -> None:
+    window = WINDOWS["sessions_final_later"]
+    states = {
+        "overall": State({}, AGGREGATES, window=window),
+        "nullable": State(KEY, AGGREGATES, window=window, null_keys=True),
     }
-
-
-@pytest.mark.parametrize("keys", [(), ("a", None)], ids=["without a key", "with NULL as a key"])
-def test_all_rows_may_share_one_key_and_a_key_may_be_null(windows: Begin, keys: tuple[str | None, ...]) -> None:
-    key = {"key": {"key": "text"}, "null_keys": True} if keys else {"key": {}}
-    f, model = windows(declare(WINDOWS["session"](final_after="1 hour", emit_final=True), **key))
-    for batch in batches_of(5, events_of(5, 40, keys=keys or [None])):
-        f.count(batch)
-        model.add(batch)
-    assert f.found() == model.rows()
-    assert f.emitted() == model.recorded()
+    f = windows(Pipeline("windows", Stream("transactional"), states))
+    for batch in batches_of(5, events_of(5, 40, keys=("a", None))):
+        f.check_models(f.count(batch))
 
 
 @pytest.mark.promise("I22")
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["tumbling", "sliding"])
-def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(windows: Begin, name: str) -> None:
-    f, model = windows(declare(WINDOWS[name]()))
+def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(windows: Begin) -> None:
+    f = windows(declare(WINDOWS["hours"]))
     batches = [*batches_of(1, events_of(1, 60)), [("a", MINUTE, 1)]]
     for batch in batches:
-        f.finish_events(f.start(f.open_batch()), batch)
-        model.add(batch)
+        f.finish_events(f.start(f.next()), batch)
+        f.model(batch)
     assert len(f.store.commit_ready(f.spec, "test", max_batches=100)) == len(batches)
-    assert f.found() == model.rows()
+    assert f.found() == f.models["per_key"].rows()
     assert any(row[-1] > 1 for row in f.found())
 
 
 def test_a_redo_takes_back_windows_watermark_and_what_became_final(windows: Begin) -> None:
-    window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True, keep="1 hour")
-    f, model = windows(declare(window, source="opaque", kind="opaque"))
+    f = windows(declare(Tumbling("at", "1 hour", **FINAL, keep="1 hour"), source="opaque", kind="opaque"))
     rng = random.Random(3)
     batches = [batch for batch in batches_of(3, events_of(3, 45)) if batch]
     for number, batch in enumerate(batches):
-        txid = f.open_batch()
-        is_wrong = number in (0, 2, len(batches) - 1)
+        if number not in (0, 2, len(batches) - 1):
+            f.check_models(f.count(batch))
+            continue
         # The first attempt has events of the far future, which make everything final; the second one lacks them.
-        first = [*batch, ("a", rng.randint(10**4, 10**5) * HOUR, 9), ("b", batch[0][1], 7)] if is_wrong else batch
-        f.finish_events(f.start(txid), first)
+        txid = f.next()
+        f.finish_events(f.start(txid), [*batch, ("a", rng.randint(10**4, 10**5) * HOUR, 9), ("b", batch[0][1], 7)])
         f.commit(txid)
-        if is_wrong:
-            f.finish_events(f.start(txid, mode="redo"), batch)
-            f.owner.redo_batch(f.spec, txid, Redo("an operator", "it was wrong"))
-        model.add(batch)
-        assert f.found() == model.rows(), txid
-        assert f.late(txid) == model.late[-1], txid
-        assert f.emitted() == model.recorded()
-    assert any(model.late)
+        f.finish_events(f.start(txid, mode="redo"), batch)
+        f.owner.redo_batch(f.spec, txid, Redo("an operator", "it was wrong"))
+        f.model(batch)
+        f.check_models(txid)
+    assert any(f.models["per_key"].late)
 
 
 @pytest.mark.promise("I22")
 def test_a_moment_at_a_bound_is_on_the_side_that_is_documented(windows: Begin) -> None:
-    window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True, keep="2 hours")
-    f, _ = windows(declare(window))
+    f = windows(declare(Tumbling("at", "1 hour", **FINAL, keep="2 hours")))
     first, second, third = (("a", hour * HOUR, (hour + 1) * HOUR) for hour in (0, 1, 2))
     f.count([("a", 0, 1), ("a", HOUR, 1)])
     f.count([("a", 1, 1)])
@@ -293,30 +240,9 @@ def test_a_moment_at_a_bound_is_on_the_side_that_is_documented(windows: Begin) -
 
 
 @pytest.mark.promise("I22")
-def test_sliding_windows_have_each_event_as_often_as_they_overlap(windows: Begin) -> None:
-    f, _ = windows(declare(Sliding("at", "1 hour", "15 minutes")))
-    f.count([("a", 60 * MINUTE, 1)])
-    assert sorted(row[1] // MINUTE for row in f.found()) == [15, 30, 45, 60]
-
-
-@pytest.mark.promise("I22")
-def test_sessions_a_whole_gap_apart_are_two(windows: Begin) -> None:
-    f, _ = windows(declare(WINDOWS["session"]()))
-    f.count([("clock", 60 * MINUTE, 1)])
-    f.count([("forward", 0, 1), ("back", 30 * MINUTE, 1), ("at once", 0, 1), ("at once", 30 * MINUTE, 1)])
-    f.count([("forward", 30 * MINUTE, 1), ("back", 0, 1)])
-    keys = ("at once", "back", "forward")
-    own = [(row[0], row[1] // MINUTE, row[2] // MINUTE, row[-1]) for row in f.found() if row[0] in keys]
-    assert own == [(key, start, start + 30, 1) for key in keys for start in (0, 30)], "none has changed another"
-    f.count([(key, 15 * MINUTE, 1) for key in keys])
-    joined = [row for row in f.found() if row[0] in keys]
-    assert joined == [(key, 0, 60 * MINUTE, 30 * MINUTE, 3, 3, 3) for key in keys]
-
-
-@pytest.mark.promise("I22")
 def test_what_overlaps_a_final_session_is_late_also_when_that_is_removed(windows: Begin) -> None:
     """The piece alone would still be open: its session is final, and gone after the next batch."""
-    f, _ = windows(declare(WINDOWS["session"](**FINAL["removed at once"])))
+    f = windows(declare(WINDOWS["sessions_removed_at_once"]))
     f.count([("a", 0, 1)])
     f.count([("clock", 90 * MINUTE, 1)])
     late = ("a", 20 * MINUTE, 50 * MINUTE, 20 * MINUTE, 1, 7)
@@ -329,8 +255,8 @@ def test_what_overlaps_a_final_session_is_late_also_when_that_is_removed(windows
 
 def test_sums_near_the_limit_of_their_type_count(windows: Begin) -> None:
     """What adds up to a possible value is never refused because of how it was divided into pieces."""
-    states = {name: State({"key": "text"}, AGGREGATES, window=WINDOWS[name]()) for name in ("tumbling", "session")}
-    f, _ = windows(Pipeline("windows", Stream("transactional"), states))
+    states = {name: State(KEY, AGGREGATES, window=WINDOWS[name]) for name in ("hours", "sessions")}
+    f = windows(Pipeline("windows", Stream("transactional"), states))
     most = 2**63 - 1
     f.count([("a", 50 * MINUTE, most)])
     f.count([("a", 58 * MINUTE, -most), ("a", 59 * MINUTE, most)])
@@ -342,16 +268,15 @@ def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
     windows: Begin, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kept_for(keep: str | None) -> Pipeline:
-        window = Tumbling("at", "1 hour", final_after="0 seconds", keep=keep)
-        return declare(window)
+        return declare(Tumbling("at", "1 hour", final_after="0 seconds", keep=keep))
 
     monkeypatch.setattr(event_windows, "REMOVED_AT_ONCE", 4)
-    f, _ = windows(kept_for(None))
+    f = windows(kept_for(None))
     f.count([(key, hour * HOUR, 1) for hour in range(10) for key in "ab"])
     assert "removed" not in str(f.store.event_time(f.spec.states[0]))
 
     f.spec = kept_for("5 hours").spec
-    txid = f.open_batch()
+    txid = f.next()
     f.finish_events(f.start(txid), [("a", 9 * HOUR, 1)])
     with pytest.raises(AccessRefused, match=r"permission denied for table per_key\. Run: tidegate migrate, which grants"):
         f.commit(txid)
@@ -365,7 +290,7 @@ def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
     progress = f.store.event_time(f.spec.states[0])
     assert str(progress).endswith("Those that ended until 1970-01-01T04:00:00.000000Z are removed.")
 
-    f, _ = windows(kept_for("9 hours"))
+    f = windows(kept_for("9 hours"))
     txid = f.count([("a", 0, 1), ("b", 9 * HOUR, 1)])
     assert [row[:2] for row in f.late(txid)] == [("a", 0)]
     assert sorted({row[1] // HOUR for row in f.found()}) == list(range(4, 10))
@@ -374,56 +299,46 @@ def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
 
 
 def test_a_session_of_another_writer_stops_the_commit(windows: Begin) -> None:
-    f, _ = windows(declare(WINDOWS["session"]()))
+    f = windows(declare(WINDOWS["sessions"]))
     f.count([("a", 0, 1)])
     table = state_table_of(f.spec.states[0])
-
-    def by_hand(statement: Any) -> None:
-        with f.owner.engine.begin() as connection:
-            connection.execute(sa.select(sa.func.set_config("tidegate.writer", "windows", True)))
-            connection.execute(statement)
-
-    txid = f.open_batch()
+    txid = f.next()
     f.finish_events(f.start(txid), [("a", MINUTE, 1)])
-    by_hand(sa.update(table).values(txid=7))
+    f.by_hand(sa.update(table).values(txid=7))
     with pytest.raises(GuardMismatch, match="of which 1 carry a txid of at least 2 already"):
         f.commit(txid)
-    by_hand(sa.update(table).values(txid=1))
-    by_hand(sa.text("CREATE FUNCTION state.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"))
-    by_hand(sa.text("CREATE TRIGGER keep BEFORE DELETE ON state.per_key FOR EACH ROW EXECUTE FUNCTION state.keep()"))
+    f.by_hand(
+        sa.update(table).values(txid=1),
+        "CREATE FUNCTION state.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER keep BEFORE DELETE ON state.per_key FOR EACH ROW EXECUTE FUNCTION state.keep()",
+    )
     migrations.accept_table(f.settings, "per_key", "ann")
     with pytest.raises(GuardMismatch, match=r"of 1 sessions in state\.per_key 0 were taken out"):
         f.commit(txid)
-    by_hand(sa.text("DROP TRIGGER keep ON state.per_key"))
-    by_hand(sa.update(tables.state_table).values(accepted_shape={}))
+    f.by_hand("DROP TRIGGER keep ON state.per_key", sa.update(tables.state_table).values(accepted_shape={}))
     f.commit(txid)
     assert f.found() == [("a", 0, 31 * MINUTE, MINUTE, 2, 2, 0)]
 
 
 def test_a_watermark_of_another_writer_stops_the_commit(windows: Begin) -> None:
-    f, _ = windows(declare(WINDOWS["tumbling"](final_after="1 hour")))
+    f = windows(declare(Tumbling("at", "1 hour", final_after="1 hour")))
     f.count([("a", 10 * HOUR, 1)])
-    txid = f.open_batch()
+    txid = f.next()
     f.finish_events(f.start(txid), [("a", HOUR, 1)])
     w = tables.watermark
-
-    def by_hand(statement: Any) -> None:
-        with f.owner.engine.begin() as connection:
-            connection.execute(statement)
-
-    by_hand(sa.update(w).values(txid=2))
+    f.by_hand(sa.update(w).values(txid=2))
     with pytest.raises(GuardMismatch, match="windows 2: the watermark of state per_key is that of txid 2 already"):
         f.commit(txid)
-    by_hand(sa.delete(w))
+    f.by_hand(sa.delete(w))
     with pytest.raises(GuardMismatch, match=r"state\.per_key has rows, but the ledger has no watermark of it"):
         f.commit(txid)
-    by_hand(sa.insert(w).values(state="per_key", pipeline="windows", txid=1, watermark=moment(10 * HOUR)))
+    f.by_hand(sa.insert(w).values(state="per_key", pipeline="windows", txid=1, watermark=EPOCH + timedelta(hours=10)))
     f.commit(txid)
     assert len(f.late(txid)) == 1
 
 
 def test_what_came_too_late_is_neither_replayed_nor_mended(windows: Begin) -> None:
-    f, _ = windows(declare(Tumbling("at", "1 hour", final_after="1 hour")))
+    f = windows(declare(Tumbling("at", "1 hour", final_after="1 hour")))
     f.count([("a", 10 * HOUR, 1)])
     txid = f.count([("a", HOUR, 5), ("a", 10 * HOUR, 1)])
     (record,) = f.store.quarantined("windows")

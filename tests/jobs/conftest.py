@@ -10,9 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import steps
-from tests.integration.conftest import Row, Tally
 from tests.sources.conftest import Inbox
-from tests.store import Redo, Tracked
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.compute.sessions import session as spark_sessions
 from tidegate.jobs.compute.shortcuts import Routing
@@ -83,28 +81,6 @@ class Tables(Inbox):
             assert "\n" not in str(error)
             return f"{type(error).__name__}: {error}"
         return done.outcome.value
-
-
-class Staged(Tally):
-    """Moves batches with partials that the test makes through the real ledger, without Spark."""
-
-    def batch(self, *, redo: bool = False, is_committed: bool = True, **partials: Iterable[Row]) -> int:
-        """Plan, stage and commit a batch with these partials by state, or redo the last one; return its txid."""
-        txid = self.store.committed(self.spec.name) if redo else self.plan(run_id=f"run {self._planned()}")[-1]
-        attempt = self.start(txid, mode="redo" if redo else "resume")
-        staged = [self.stage(attempt, state, rows) for state, rows in partials.items()]
-        self.store.seal(attempt, staged, Tracked(0))
-        if redo:
-            settings = self.store.settings
-            with StateStore.connect(settings, user=settings.pg_owner) as owner:
-                owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
-        elif is_committed:
-            self.commit(txid)
-        return txid
-
-    def _planned(self) -> int:
-        last = self.store.last_opened(self.spec.name)
-        return last.txid if last else 0
 
 
 def offenders(found: Mapping[str, str], expected: Mapping[str, str]) -> dict[str, str]:

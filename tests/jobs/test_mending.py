@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests import steps
-from tests.jobs.test_policies import NOT_NEGATIVE, PER_NAME, SCHEMA, by_line
+from tests.jobs.test_policies import NOT_NEGATIVE, by_line
 from tests.sources.conftest import Inbox, inbox
 from tidegate.jobs import Files, Pipeline, Rows
 from tidegate.state_store import StateStore
@@ -11,12 +11,9 @@ from tidegate.state_store import StateStore
 __all__ = ["inbox"]  # a fixture
 
 
-def files(kind: str, **more: Any) -> Files:
-    return Files("inbox", format=kind, **{"schema": SCHEMA, **more})
-
-
-def declare(inbox: Inbox, source: Any, **more: Any) -> Pipeline:
-    return inbox.declare(source, **{"states": PER_NAME, "on_poison": "quarantine", "check": NOT_NEGATIVE, **more})
+def declare(inbox: Inbox, schema: dict[str, str], **more: Any) -> Pipeline:
+    source = Files("inbox", format="csv", schema=schema)
+    return inbox.declare(source, **{"on_poison": "quarantine", "check": NOT_NEGATIVE, **more})
 
 
 def replay(inbox: Inbox, pipeline: Pipeline) -> None:
@@ -55,18 +52,17 @@ def test_a_record_that_waited_has_lost_nothing(inbox: Inbox) -> None:
     values = ",".join(text for text, _ in EXACTLY.values())
     lines = [",".join(["shop", *columns, "amount"]), *(f"s,{values},{amount}" for amount in ("1", "-1", "-2", "-5", "3x"))]
     inbox.write("1.csv", "".join(f"{line}\n" for line in lines))
-    source = files("csv", schema={"amount": "int", **columns, "shop": "string"})
-    inbox.run(declare(inbox, source, transform=texts(), **declared))
+    inbox.run(declare(inbox, {"amount": "int", **columns, "shop": "string"}, transform=texts(), **declared))
     (_, two, _, raw) = by_line(inbox)
     steps.mend(inbox.settings, two, two["payload"].replace('"amount":-2', '"amount":2'))
     steps.mend(inbox.settings, raw, f"s,{values},3")
-    today = files("csv", schema={"amount": "int", **columns})
-    milder = declare(inbox, today, transform=texts(), **declared, version=2, check={"not far below": "amount >= -1"})
+    how: dict[str, Any] = {"version": 2, "check": {"not far below": "amount >= -1"}}
+    milder = declare(inbox, {"amount": "int", **columns}, transform=texts(), **declared, **how)
     replay(inbox, milder)
     shown = {f"v{number}": shown for number, (_, shown) in enumerate(EXACTLY.values())}
     found = [{name: value for name, value in row.items() if name != "position"} for row in inbox.rows(milder, "log")]
     assert sorted(found, key=lambda row: row["amount"]) == [{"amount": n, **shown} for n in (-1, 1, 2, 3)]
-    renamed = files("csv", schema={"amount": "int", "w0": columns["v0"], **{name: columns[name] for name in [*columns][1:]}})
+    renamed = {"amount": "int", "w0": columns["v0"], **{name: columns[name] for name in [*columns][1:]}}
     replay(inbox, declare(inbox, renamed, transform=texts("w0"), **declared, version=3, check={}))
     (left,) = steps.waiting(inbox.settings)
     assert left["reason"] == "it has no column w0, but v0, which the schema does not name"

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +12,6 @@ import sqlalchemy as sa
 
 from tests import steps
 from tests.jobs.conftest import Tables, offenders
-from tests.jobs.test_failures import Held
 from tests.sources.conftest import Inbox, inbox
 from tests.sources.in_process import counted_here
 from tests.store import tables as ledger
@@ -23,7 +21,7 @@ from tidegate.jobs.compute.stage import stage_partials
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import AttemptFenced, AttemptTimedOut, PipelinePaused, RowsLost
+from tidegate.state_store.base.errors import AttemptTimedOut, PipelinePaused, RowsLost
 
 __all__ = ["counted_here", "inbox"]  # fixtures
 
@@ -37,20 +35,9 @@ def declare(inbox: Inbox, source: Any = CSV, **pipeline: Any) -> Pipeline:
     return inbox.declare(source, **{"states": PER_NAME, "retry_delay_seconds": 0, **pipeline})
 
 
-def counted(inbox: Inbox, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
-    return {row["name"]: (row["lines"], row["amount"]) for row in inbox.rows(pipeline)}
-
-
 def by_line(inbox: Inbox) -> list[Mapping[str, Any]]:
     return sorted(steps.waiting(inbox.settings), key=lambda record: int(record["origin"].rpartition(" ")[2]))
 
-
-def replay(inbox: Inbox, pipeline: Pipeline) -> tuple[int, int] | None:
-    with StateStore.connect(inbox.settings) as store:
-        return store.replay_quarantined(pipeline.spec, "test", "fixed")
-
-
-# quarantine
 
 PRICED = Files("inbox", format="csv", schema={**SCHEMA, "price": "decimal(10,2)"}, glob="*.csv")
 BAD = {  # a record of CSV, and why it is set aside
@@ -66,14 +53,14 @@ BAD = {  # a record of CSV, and why it is set aside
 
 
 def test_bad_records_are_set_aside_and_replayed_under_the_rules_of_the_day(
-    tables: Tables, as_owner: Callable[..., Any]
+    tables: Tables, store: StateStore, as_owner: Callable[..., Any]
 ) -> None:
     """With reason, line and the record as it stood; those that are good now count once, others wait again."""
     good = ["a,1,1.25", f"{'x' * 2000},5,1"]
     tables.write("1.csv", "".join(f"{line}\n" for line in ["name,amount,price", *good, *BAD]))
     strict = declare(tables, PRICED, on_poison="quarantine", check=NOT_NEGATIVE)
     assert tables.run(strict) == [1]
-    assert counted(tables, strict) == {"a": (1, 1), "x" * 2000: (1, 5)}
+    assert tables.counts(strict) == {"a": (1, 1), "x" * 2000: (1, 5)}
     records = by_line(tables)
     assert [(r["txid"], r["origin"], r["reason"]) for r in records] == [
         (1, f"1.csv, line {line}", reason) for line, reason in enumerate(BAD.values(), start=4)
@@ -81,29 +68,23 @@ def test_bad_records_are_set_aside_and_replayed_under_the_rules_of_the_day(
     raw = [record["payload"] for record in records if record["is_raw"]]
     assert raw == list(BAD)[:4]
     assert [json.loads(record["payload"])["name"] for record in records[4:]] == ["d", "e", None, "x" * 2001]
-    history = steps.history(tables.settings, 1)
-    (attempt,) = history.attempts
+    (attempt,) = steps.history(tables.settings, 1).attempts
     assert (attempt["source_rows"], attempt["quarantined_rows"], attempt["transformed_rows"]) == (10, 8, 2)
-    assert history.commit is not None
-    assert history.commit["quarantined_rows"] == 8
 
-    assert replay(tables, strict) == (2, 8)
-    assert replay(tables, strict) is None
+    assert store.replay_quarantined(strict.spec, "test", "fixed") == (2, 8)
+    assert store.replay_quarantined(strict.spec, "test", "fixed") is None
     tables.write("2.csv", "name,amount,price\na,10,1\n")
     milder = declare(tables, PRICED, on_poison="quarantine", check={"not far below": "amount >= -2"}, version=2)
     assert tables.run(milder, "second") == [2, 3]
-    assert counted(tables, milder) == {"a": (2, 11), "d": (1, -2), "x" * 2000: (1, 5)}
+    assert tables.counts(milder) == {"a": (2, 11), "d": (1, -2), "x" * 2000: (1, 5)}
     assert [(r["txid"], r["payload"], r["origin"]) for r in by_line(tables) if r["is_raw"]] == [
         (2, payload, r["origin"]) for payload, r in zip(raw, records, strict=False)
     ]
     assert len(steps.waiting(tables.settings)) == 7
 
-    assert replay(tables, milder) == (4, 7)
+    assert store.replay_quarantined(milder.spec, "test", "fixed") == (4, 7)
     as_owner(sa.delete(ledger.quarantine).where(ledger.quarantine.c.payload.contains("two")))
     assert re.search("SourceChanged: .*7 records were taken out of quarantine .* 6 are there", tables.outcome(milder, 4))
-
-
-# skip
 
 
 @pytest.mark.promise("limit:Pipeline.tries", "error:BATCH_RETRIED")
@@ -122,17 +103,13 @@ def test_a_batch_that_keeps_failing_is_given_up_after_its_tries(inbox: Inbox) ->
     result = run_pipeline(inbox.settings, pipeline, run_id="run")
 
     assert [commit.skipped_reason is None for commit in result.commits] == [True, False, True]
-    assert counted(inbox, pipeline) == {"a": (2, 4)}
-    with StateStore.connect(inbox.settings) as store:
-        assert len(store.batch_history("inbox", 1).attempts) == 2
-        history = store.batch_history("inbox", 2)
+    assert inbox.counts(pipeline) == {"a": (2, 4)}
+    assert len(steps.history(inbox.settings, 1).attempts) == 2
+    history = steps.history(inbox.settings, 2)
     assert [attempt["error"].partition(":")[0] for attempt in history.attempts] == ["MALFORMED_RECORD"] * 3
     assert history.commit is not None
     assert "it failed in try 3 of 3, with MALFORMED_RECORD" in history.commit["skipped_reason"]
     assert history.status.phase == "skipped"
-
-
-# the acker
 
 
 def losing(condition: str, times: int) -> Callable[[Any], Any]:
@@ -140,20 +117,15 @@ def losing(condition: str, times: int) -> Callable[[Any], Any]:
     return lambda rows: rows.where(condition).selectExpr(f"explode(array_repeat(1, {times})) twice", "*").drop("twice")
 
 
-SUMS = "the sums of their hashes differ by 0x[1-9a-f]"
-# Which function gets other rows than it should, how it is routed and declared, and what of it is noticed.
-LOST: dict[str, tuple[Any, str, str, dict[str, Any], str]] = {
-    "a partial, in process": (stage_partials, "stage_in_process", "chosen", {}, "of 4 rows 2 arrived"),
-    "a partial, on executors": (stage_partials, "stage_on_executors", "on executors", {}, "of 4 rows 2 arrived"),
-    "a partial for another": (stage_partials, "stage_in_process", "chosen", {"times": 2}, f"of 4 rows 4 arrived .*{SUMS}"),
-    "pairs of rows": (batch_attempt, "aggregate", "safe", {"times": 2}, f"of 4 rows 4 arrived .*{SUMS}"),
-    "pairs of transformed rows": (
-        batch_attempt,
-        "aggregate",
-        "chosen",
-        {"times": 2, "transform": lambda rows: rows},
-        f"of 4 rows 4 arrived .*{SUMS}",
-    ),
+SUMS = "of 4 rows 4 arrived .*the sums of their hashes differ by 0x[1-9a-f]"
+SAME = lambda rows: rows  # noqa: E731
+# Which function gets other rows than it should, as which argument; route and transform; how often they come; what is noticed.
+LOST: dict[str, tuple[Any, str, int, str, Any, int, str]] = {
+    "a partial, in process": (stage_partials, "stage_in_process", 3, "chosen", None, 1, "of 4 rows 2 arrived"),
+    "a partial, on executors": (stage_partials, "stage_on_executors", 3, "on executors", None, 1, "of 4 rows 2 arrived"),
+    "a partial for another": (stage_partials, "stage_in_process", 3, "chosen", None, 2, SUMS),
+    "pairs of rows": (batch_attempt, "aggregate", 0, "safe", None, 2, SUMS),
+    "pairs of transformed rows": (batch_attempt, "aggregate", 0, "chosen", SAME, 2, SUMS),
 }
 
 
@@ -171,24 +143,19 @@ def test_rows_and_partials_that_are_lost_or_replaced_are_noticed(tables: Tables,
     two = {**PER_NAME, "total": State(aggregates={"lines": Count()})}
     tables.plan(declare(tables, states=two), "run")
     found, expected = {}, {}
-    for name, (place, function, route, how, message) in LOST.items():
-        pipeline = declare(tables, transform=how.get("transform"), states=PER_NAME)
-        lose, real = losing("name = 'a'", how.get("times", 1)), getattr(place, function)
-        at = 0 if place is batch_attempt else 3
+    for name, (place, function, at, route, transform, times, message) in LOST.items():
+        lose, real = losing("name = 'a'", times), getattr(place, function)
 
         def corrupted(*arguments: Any, real: Any = real, at: int = at, lose: Any = lose, **named: Any) -> Any:
             return real(*arguments[:at], lose(arguments[at]), *arguments[at + 1 :], **named)
 
         with monkeypatch.context() as patched:
             patched.setattr(place, function, corrupted)
-            found[name] = tables.outcome(pipeline, routing=steps.ROUTINGS[route])
+            found[name] = tables.outcome(declare(tables, transform=transform), routing=steps.ROUTINGS[route])
         expected[name] = f"RowsLost: .*{message}"
     found["varying"] = tables.outcome(declare(tables, transform=varying, states=two), 2)
-    assert offenders(found, {**expected, "varying": f"RowsLost: .*{SUMS}"}) == {}
+    assert offenders(found, {**expected, "varying": "RowsLost: .*the sums of their hashes differ by 0x[1-9a-f]"}) == {}
     assert [steps.history(tables.settings, txid).seals for txid in (1, 2)] == [[], []]
-
-
-# time
 
 
 STUBBORN = """
@@ -229,29 +196,6 @@ def test_an_attempt_that_takes_too_long_gives_its_core_back_and_leaves_no_rows_o
         assert not store.turn("inbox", 1).given_up
     worker = int(pid_file.read_text())
     assert wait_until(lambda: not psutil.pid_exists(worker), 30)
-
-
-@pytest.mark.soak
-@pytest.mark.promise("decision:0014")
-def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox) -> None:
-    inbox.write("1.csv", "name,amount\na,1\n")
-    held, ended = Held(inbox.settings.home), threading.Event()
-    turtle = declare(inbox, transform=held.transform)
-    hare = Pipeline(name="inbox", source=CSV, states=PER_NAME)
-    inbox.plan(turtle, "run")
-
-    def overtake(_worker: int) -> None:
-        steps.complete(inbox.settings, hare, 1)
-        assert ended.wait(30)  # though its worker still holds the rows
-
-    with held.when_a_worker_holds_rows(overtake):
-        with pytest.raises(AttemptFenced):
-            steps.process(inbox.settings, turtle, 1, owner="turtle")
-        ended.set()
-    assert counted(inbox, hare) == {"a": (1, 1)}
-
-
-# callbacks
 
 
 @pytest.mark.usefixtures("counted_here")

@@ -1,23 +1,29 @@
-"""Which rows are hashed, what a batch asks of Spark, how many partials stay in process; transforms that are refused."""
+"""Which rows are hashed, what a batch asks of Spark and its Python workers; transforms that are refused."""
 
 import gc
 import logging
-from collections import Counter, defaultdict
+import re
+import socket
+import struct
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
 from tests import steps
 from tests.jobs.conftest import Tables
 from tests.statements import execute
-from tests.store import NO_TASK, Attempt
+from tests.store import Attempt
 from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.compute.batch_attempt import _Computation
 from tidegate.jobs.compute.sessions import session
@@ -25,20 +31,14 @@ from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.shortcuts import Route, choose
 from tidegate.jobs.compute.transform.transform_purity import check_pure
 from tidegate.jobs.sources import InputFacts
-from tidegate.state_store import Settings, StateStore
+from tidegate.stack.components.server_process import wait_until
+from tidegate.stack.components.spark import PYTHON_DAEMON, PYTHON_SETTINGS
 from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
 
 SCHEMA = {"name": "string", "amount": "bigint"}
 PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
-OVERALL = State(aggregates={"amount": Sum("amount")})
-Row = tuple[str, int]
-
-
-def clean(rows: list[Row]) -> list[dict[str, Any]]:
-    amounts: dict[str, list[int]] = defaultdict(list)
-    for name, amount in rows:
-        amounts[name].append(amount)
-    return [{"name": name, "lines": len(amounts[name]), "amount": sum(amounts[name])} for name in sorted(amounts)]
+ROWS = [("a", 1), ("b", 2)]
+LOST = {"per_name": PER_NAME, "overall": State(aggregates={"amount": Sum("amount")}, unanchored=True)}
 
 
 def without_digests(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
@@ -49,11 +49,7 @@ def without_digests(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> 
 HASHED: dict[str, tuple[dict[str, Any], Any, str | None]] = {
     "partials": ({}, choose, None),
     "no tracking": ({"tracking": "off"}, choose, None),
-    "one state unanchored": (
-        {"states": {"per_name": PER_NAME, "overall": replace(OVERALL, unanchored=True)}},
-        choose,
-        "used",
-    ),
+    "one state unanchored": ({"states": LOST}, choose, "used"),
     "all unanchored": ({"states": {"per_name": replace(PER_NAME, unanchored=True)}}, choose, "all"),
     "rows": ({}, steps.shuffled, "used"),
     "transformed": ({"transform": lambda rows: rows}, steps.shuffled, None),
@@ -78,38 +74,17 @@ def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables) -> Non
             steps.process(tables.settings, pipeline, txid, owner="test", routing=routing)
         this, that = (steps.history(tables.settings, 2 * number + n).attempts[-1] for n in (1, 2))
         assert this["source_rows"] == this["transformed_rows"] == 2
-        assert ("go unnoticed" in "".join(pipeline.lost_tracking)) == (
-            name in ("no tracking", *(n for n in HASHED if "unanch" in n))
-        )
+        assert ("go unnoticed" in "".join(pipeline.lost_tracking)) == name.endswith(("tracking", "unanchored"))
         sums = (this["source_hash_sum"], that["source_hash_sum"])
         found[name] = "None" if sums == (None, None) else "used" if sums[0] == sums[1] else "all"
     assert found == {name: str(hashed) for name, (_, _, hashed) in HASHED.items()}
 
 
-@pytest.mark.soak
-@pytest.mark.promise("limit:FEW_ROWS", "performance:up-to-10-000-partials-are-copied")
-def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> None:
-    states = {"overall": OVERALL, "per_name": PER_NAME}
-    pipeline = tables.declare_over(SCHEMA, None, lambda rows: rows, states=states)
-
-    def routing(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
-        return replace(choose(pipeline, attempt, facts), most_in_process=3)
-
-    batches: list[list[Row]] = [[(f"n{number % keys}", number) for number in range(10)] for keys in (3, 4, 2)]
-    tables.put_rows(SCHEMA, *batches)
-    for txid in steps.plan(tables.settings, pipeline, run_id="test"):
-        steps.process(tables.settings, pipeline, txid, owner="test", commit_ready=True, routing=routing)
-
-    assert tables.rows(pipeline) == clean([row for batch in batches for row in batch])
-    assert tables.rows(pipeline, "overall") == [{"amount": 3 * 45}]
-    with StateStore.connect(tables.settings) as store:
-        histories = [store.batch_history(pipeline.name, txid) for txid in (1, 2, 3)]
-    in_process = [{seal["state"] for seal in history.seals if seal["task_attempt"] == NO_TASK} for history in histories]
-    assert in_process == [{"overall", "per_name"}, set(), {"overall", "per_name"}]
-    assert [history.attempts[-1]["source_rows"] for history in histories] == [10] * 3
-
-
-@pytest.mark.promise("performance:batch-asks-spark-four-times", "performance:small-files-are-grouped-by-one-task")
+@pytest.mark.promise(
+    "performance:batch-asks-spark-four-times",
+    "performance:small-files-are-grouped-by-one-task",
+    "performance:groups-are-kept-in-one-hash-table",
+)
 def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: Counter[str] = Counter()
     connect = SparkConnectServiceStub.__init__
@@ -123,17 +98,18 @@ def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest
         requests[name] += 1
         return call(*arguments, **named)
 
-    rows: list[Row] = [("a", 1), ("b", 2)]
     pipeline = tables.declare_over(SCHEMA, PER_NAME)
-    tables.put_rows(SCHEMA, rows)
+    tables.put_rows(SCHEMA, ROWS)
     tables.run(pipeline, "first")  # in a new session, settings are written too
-    tables.put_rows(SCHEMA, rows)
+    tables.put_rows(SCHEMA, ROWS)
     monkeypatch.setattr(SparkConnectServiceStub, "__init__", counting)
     tables.run(pipeline, "second")
 
     assert len(steps.history(tables.settings, 2).seals) == 1  # one task has grouped it
     assert requests == {"Config": 2, "AnalyzePlan": 1, "ExecutePlan": 1}
-    assert tables.rows(pipeline) == clean(rows + rows)
+    with spark_session(tables.settings, "inbox") as spark:
+        assert {name: spark.conf.get(name) for name in session.QUICK} == session.QUICK
+    assert tables.counts(pipeline) == {"a": (2, 2), "b": (2, 4)}
 
 
 @pytest.mark.promise(
@@ -175,11 +151,9 @@ IMPURE: dict[str, Any] = {
     "rand()": lambda rows: rows.where(F.rand() < 0.5),
     "rand() in SQL": lambda rows: rows.selectExpr("*", "Rand( ) AS luck"),
     "current_timestamp()": lambda rows: rows.withColumn("at", F.current_timestamp()),
-    "current_date() in SQL": lambda rows: rows.where("date'2024-01-01' < current_date"),
     "monotonically_increasing_id()": lambda rows: rows.withColumn("id", F.monotonically_increasing_id()),
     "limit()": lambda rows: rows.where("amount > 0").limit(1),
     "sample()": lambda rows: rows.sample(0.5, 1),
-    "uuid()": lambda rows: rows.withColumn("id", F.call_function("uuid")),
     "rand() in SQL of a session": lambda rows: rows.sparkSession.sql("SELECT rand() AS luck FROM {rows}", rows=rows),
     "sample() in SQL": lambda rows: rows.sparkSession.sql("SELECT * FROM {r} TABLESAMPLE (5 ROWS)", r=rows),
 }
@@ -202,42 +176,17 @@ def harmless(rows: Any) -> Any:
 
 
 def test_a_transform_whose_result_varies_is_refused(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
-    accepted = []
-    with spark_session(tables.settings, "inbox") as spark:
+    with spark_session(tables.settings, "inbox") as spark, caplog.at_level(logging.WARNING):
         rows = spark.createDataFrame([("a", 1)], "name string, amount bigint")
         for name, transform in IMPURE.items():
-            try:
+            with pytest.raises(DeclarationInvalid, match=re.escape(f"The transform uses {name.partition(' in SQL')[0]}")):
                 check_pure([rows], transform(rows), rows.columns)
-            except DeclarationInvalid as refused:
-                if f"The transform uses {name.partition(' in SQL')[0]}" in str(refused):
-                    continue
-            accepted.append(name)
-        assert accepted == []
-        with caplog.at_level(logging.WARNING):
-            check_pure([rows], harmless(rows), rows.columns)
-            assert caplog.text == ""
-            for name, transform in CHOOSING.items():
-                caplog.clear()
-                check_pure([rows], transform(rows), rows.columns)
-                if f"The transform uses {name.removesuffix(' in SQL')}: that keeps some" not in caplog.text:
-                    accepted.append(name)
-        assert accepted == []
-
-
-@pytest.mark.promise("performance:groups-are-kept-in-one-hash-table")
-def test_the_hash_table_for_groups_changes_how_they_are_found_and_not_which(settings: Settings) -> None:
-    def grouped(spark: SparkSession) -> list[int]:
-        keys = spark.range(0, 200_000, 1, 1).groupBy((F.col("id") % 100_000).alias("key")).agg(F.count("*").alias("n"))
-        return list(keys.agg(F.count("*"), F.min("n"), F.max("n"), F.sum("key")).collect()[0])
-
-    with spark_session(settings, "grouping") as spark:
-        assert {name: spark.conf.get(name) for name in session.QUICK} == session.QUICK
-        found = grouped(spark)
-        try:
-            spark.conf.set("spark.sql.codegen.aggregate.map.twolevel.enabled", "false")
-            assert found == grouped(spark) == [100_000, 2, 2, sum(range(100_000))]
-        finally:
-            spark.conf.unset("spark.sql.codegen.aggregate.map.twolevel.enabled")
+        check_pure([rows], harmless(rows), rows.columns)
+        assert caplog.text == ""
+        for name, transform in CHOOSING.items():
+            caplog.clear()
+            check_pure([rows], transform(rows), rows.columns)
+            assert f"The transform uses {name.removesuffix(' in SQL')}: that keeps some" in caplog.text
 
 
 KEEP_OUT = """
@@ -248,7 +197,7 @@ CREATE TRIGGER no BEFORE INSERT ON staging.per_name_1_1 FOR EACH ROW EXECUTE FUN
 
 @pytest.mark.promise("error:TIDEGATE_ERROR")
 def test_rows_that_staging_does_not_take_fail_the_attempt(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables.put_rows(SCHEMA, [("a", 1), ("b", 2)])
+    tables.put_rows(SCHEMA, ROWS)
     pipeline = tables.declare_over(SCHEMA, PER_NAME)
     steps.plan(tables.settings, pipeline, run_id="test")
     stage = _Computation._stage
@@ -263,4 +212,25 @@ def test_rows_that_staging_does_not_take_fail_the_attempt(tables: Tables, monkey
             steps.process(tables.settings, pipeline, 1, owner="test")
     assert failure.value.code == "TIDEGATE_ERROR"
     steps.process(tables.settings, pipeline, 1, owner="test", commit_ready=True)
-    assert tables.rows(pipeline) == clean([("a", 1), ("b", 2)])
+    assert tables.counts(pipeline) == {"a": (1, 1), "b": (1, 2)}
+
+
+@pytest.mark.promise("decision:0037")
+def test_a_daemon_ends_after_its_last_worker_and_not_before() -> None:
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", f"import {PYTHON_DAEMON} as it; it.SECONDS_BETWEEN_LOOKS = 0.05; it.main()"],
+        env={"PYTHONPATH": str(PYTHON_SETTINGS), "PYTHON_WORKER_FACTORY_SECRET": "secret", "SPARK_REUSE_WORKER": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert daemon.stdout
+    try:
+        (port,) = struct.unpack("!i", daemon.stdout.read(4))
+        with closing(socket.create_connection(("127.0.0.1", port), 20)) as connection:
+            (worker,) = struct.unpack("!i", connection.recv(4))
+            assert not wait_until(lambda: daemon.poll() is not None, 1), "it left its worker alone"
+            assert psutil.Process(worker).ppid() == daemon.pid
+        assert wait_until(lambda: daemon.poll() is not None, 20)
+    finally:
+        daemon.kill()
+        daemon.wait(20)

@@ -1,17 +1,23 @@
-"""A run goes on after servers have died: every batch counts once, without an operator. All that kills servers is here."""
+"""A run goes on after processes have died: every batch counts once, without an operator. All that kills servers is here."""
 
 # ruff: noqa: F811
 import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql.connect.client.core import RpcDeadlines
 
-from tests.jobs.test_failures import Held, attempts_of, counted, failed_while_held, skipping, wait_for
+from tests import steps
+from tests.integration.conftest import until
+from tests.jobs.test_failures import counted, skipping
 from tests.lone_stack import server, stack, template  # noqa: F401 - fixtures: its tests kill servers
 from tests.sources.conftest import Inbox
 from tidegate.jobs import Count, FixedBatches, Pipeline, State
@@ -20,7 +26,7 @@ from tidegate.jobs.compute.sessions import session as spark_module
 from tidegate.jobs.engine import retries
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import SparkUnavailable, StoreUnavailable
+from tidegate.state_store.base.errors import SparkFailed, SparkUnavailable, StoreUnavailable, TidegateError
 
 BATCHES = 4
 
@@ -33,16 +39,70 @@ def inbox(settings: Settings, register: Callable[..., None]) -> Inbox:
     return inbox
 
 
+def attempts_of(inbox: Inbox, txid: int) -> list[dict[str, Any]]:
+    return list(steps.history(inbox.settings, txid).attempts)
+
+
+class Held:
+    """A transform whose workers wait until they may go on; the first one leaves its process id in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._worker, self._go_on = folder / "worker", folder / "go_on"
+
+    def transform(self, rows: DataFrame) -> DataFrame:
+        first, go_on = self._worker, self._go_on
+
+        def hold(batches: Iterator[Any]) -> Iterator[Any]:
+            for batch in batches:
+                part = first.with_name(f"{first.name}.{os.getpid()}")
+                part.write_text(str(os.getpid()))
+                part.rename(first)
+                while not go_on.exists():
+                    time.sleep(0.05)
+                yield batch
+
+        return rows.mapInPandas(hold, rows.schema)
+
+    @contextmanager
+    def when_a_worker_holds_rows(self, act: Callable[[int], None]) -> Iterator[None]:
+        """Act, in another thread, as soon as a worker holds rows; then let all workers go on."""
+
+        def watch() -> None:
+            try:
+                until(self._worker.exists)
+                act(int(self._worker.read_text()))
+            finally:
+                self._go_on.touch()
+
+        with ThreadPoolExecutor(1) as thread:
+            watching = thread.submit(watch)
+            yield
+            watching.result()
+
+
+def failed_while_held(inbox: Inbox, act: Callable[[int], None]) -> TidegateError:
+    """Process batch 1; act when a worker holds its rows; return the error, by which no row is left out."""
+    held = Held(inbox.settings.home)
+    pipeline = skipping(inbox, held.transform)
+    inbox.plan(pipeline, "run")
+    with held.when_a_worker_holds_rows(act), pytest.raises(TidegateError) as failure:
+        steps.process(inbox.settings, pipeline, 1, owner="test")
+    history = steps.history(inbox.settings, 1)
+    assert (history.status.phase, [attempt["is_poison"] for attempt in history.attempts]) == ("failed", [False])
+    return failure.value
+
+
+@pytest.mark.promise("fault:spark-executor-or-worker-process-dies:processing")
+def test_a_worker_that_is_killed_leaves_no_rows_out(inbox: Inbox) -> None:
+    assert type(failed_while_held(inbox, lambda worker: os.kill(worker, signal.SIGKILL))) is SparkFailed
+    pipeline = skipping(inbox, version=2)
+    inbox.run(pipeline, "second")
+    assert counted(inbox, pipeline) == {"a": 10}
+
+
 def server_process(stack: Settings, component: str) -> int:
-    found: list[int] = []
-
-    def is_noted() -> bool:
-        status = json.loads((stack.stack_folder / "run" / "stack.status").read_text())
-        found.extend(filter(None, [status["components"][component]["pid"]]))
-        return bool(found)
-
-    wait_for(is_noted, f"a process of {component}")
-    return found[0]
+    status = stack.stack_folder / "run" / "stack.status"
+    return until(lambda: json.loads(status.read_text())["components"][component]["pid"])
 
 
 @pytest.mark.promise(
@@ -59,7 +119,7 @@ def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Setti
 
     def stop(_worker: int) -> None:
         first = seen()
-        wait_for(lambda: seen() > first, "the attempt's next sign of life")
+        until(lambda: seen() > first)
         os.kill(spark, signal.SIGSTOP)
 
     try:

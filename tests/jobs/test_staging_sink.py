@@ -26,22 +26,22 @@ def _batches(keys: list[object], kind: pa.DataType, rows_each: int) -> Iterator[
     return iter(rows.to_batches(max_chunksize=rows_each))
 
 
+KEYS: list[tuple[str, pa.DataType, list[Any]]] = [
+    ("bigint", pa.int64(), [5, -(2**63), 2**63 - 1, 0, -1, None]),
+    ("integer", pa.int32(), [5, -(2**31), 2**31 - 1, 0, -1]),
+    ("date", pa.date32(), DATES),
+    ("timestamptz", pa.timestamp("us", tz="UTC"), TIMES),
+    ("timestamp", pa.timestamp("us"), [time.replace(tzinfo=None) for time in TIMES]),
+]
+
+
 @pytest.mark.promise("performance:partials-are-staged-in-key-order-32")
-@pytest.mark.parametrize(
-    ("declared", "kind", "keys"),
-    [
-        ("bigint", pa.int64(), [5, -(2**63), 2**63 - 1, 0, -1, None]),
-        ("integer", pa.int32(), [5, -(2**31), 2**31 - 1, 0, -1]),
-        ("date", pa.date32(), DATES),
-        ("timestamptz", pa.timestamp("us", tz="UTC"), TIMES),
-        ("timestamp", pa.timestamp("us"), [time.replace(tzinfo=None) for time in TIMES]),
-    ],
-)
-def test_rows_are_staged_in_key_order_each_with_its_values(declared: str, kind: pa.DataType, keys: list[Any]) -> None:
+def test_rows_are_staged_in_key_order_each_with_its_values() -> None:
     """NULL comes last, as Postgres sorts it. Texts are not sorted: that would take longer than it saves."""
-    ordered = pa.Table.from_batches(staging_sink.in_key_order(_batches(keys, kind, 2), _state(declared)))
-    in_order = sorted(keys, key=lambda key: (key is None, key))
-    assert ordered["key"].to_pylist() == [keys[event] for event in ordered["events"].to_pylist()] == in_order
+    for declared, kind, keys in KEYS:
+        ordered = pa.Table.from_batches(staging_sink.in_key_order(_batches(keys, kind, 2), _state(declared)))
+        in_order = sorted(keys, key=lambda key: (key is None, key))
+        assert ordered["key"].to_pylist() == [keys[event] for event in ordered["events"].to_pylist()] == in_order
     texts = list(_batches(["b", "c", "a"], pa.string(), 2))
     assert list(staging_sink.in_key_order(iter(texts), _state("text"))) == texts
 

@@ -1,6 +1,7 @@
 """Transforms that read committed states: the same in every attempt, by key, with the right types, or refused by name."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -12,30 +13,14 @@ import sqlalchemy as sa
 from tests import steps
 from tests.integration.conftest import Tally
 from tests.jobs.conftest import Tables
-from tests.store import Attempt, NotStarted, Tracked
+from tests.store import Attempt, NotStarted
 from tidegate.explain.why import explain
-from tidegate.jobs import (
-    Avg,
-    Count,
-    Files,
-    Newest,
-    Pipeline,
-    Rows,
-    State,
-    StateQuery,
-    Sum,
-    state_query,
-)
+from tidegate.jobs import Avg, Count, Files, Newest, Pipeline, Rows, State, StateQuery, Sum, state_query
 from tidegate.jobs.compute.batch_attempt import stage_batch
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.testing import partials
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import (
-    AccessRefused,
-    DeclarationInvalid,
-    GuardMismatch,
-    RangeRefused,
-)
+from tidegate.state_store.base.errors import AccessRefused, DeclarationInvalid, GuardMismatch, RangeRefused
 
 PER_NAME = State(
     key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount"), "mean": Avg("amount", digits=3)}, kind="opaque"
@@ -131,56 +116,46 @@ def test_what_has_counted_is_left_out(tables: Tables) -> None:
     assert sorted(found) == [("a", 1), ("b", 2), ("c", 4)]
 
 
+TIMES = [datetime(2026, 3, 29, 1, 30, 0, 1), datetime(1, 1, 1), datetime(9999, 12, 31)]
 # Of each type of a state: Spark's, and values.
 TYPES: dict[str, tuple[str, list[Any]]] = {
-    "text": ("string", ["", "São Paulo", 'a"\\,{}\n', None]),
-    "boolean": ("boolean", [True, False, True, None]),
-    "integer": ("int", [2**31 - 1, -(2**31), 0, None]),
-    "bigint": ("bigint", [2**63 - 1, -(2**63), 0, None]),
-    "date": ("date", [date(1, 1, 1), date(9999, 12, 31), date(2026, 2, 28), None]),
-    "timestamptz": (
-        "timestamp",
-        [*(datetime(*day, tzinfo=UTC) for day in ((2026, 3, 29, 1, 30, 0, 1), (1, 1, 1), (9999, 12, 31))), None],
-    ),
-    "timestamp": ("timestamp_ntz", [datetime(2026, 1, 1), datetime(1, 1, 1), datetime(9999, 12, 31), None]),
-    "bytea": ("binary", [b"\x00\xff", b"", b"'\\x", None]),
-    "numeric(20,4)": ("decimal(20,4)", [Decimal("1234567890123456.7891"), Decimal("-0.0001"), Decimal("0.0000"), None]),
-    "uuid": ("string", [str(UUID(int=1)), str(UUID(int=2**128 - 1)), "00000000-0000-0000-0000-00000000000a", None]),
+    "text": ("string", ["", "São Paulo", 'a"\\,{}\n']),
+    "boolean": ("boolean", [True, False, True]),
+    "integer": ("int", [2**31 - 1, -(2**31), 0]),
+    "bigint": ("bigint", [2**63 - 1, -(2**63), 0]),
+    "date": ("date", [date(1, 1, 1), date(9999, 12, 31), date(2026, 2, 28)]),
+    "timestamptz": ("timestamp", [time.replace(tzinfo=UTC) for time in TIMES]),
+    "timestamp": ("timestamp_ntz", TIMES),
+    "bytea": ("binary", [b"\x00\xff", b"", b"'\\x"]),
+    "numeric(20,4)": ("decimal(20,4)", [Decimal("1234567890123456.7891"), Decimal("-0.0001"), Decimal("0.0000")]),
+    "uuid": ("string", [str(UUID(int=1)), str(UUID(int=2**128 - 1)), "00000000-0000-0000-0000-00000000000a"]),
 }
 
 
 def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> None:
-    names = {f"k{place}": kind for place, kind in enumerate(TYPES)}
+    places = range(len(TYPES))
     columns = {f"v{place}": kind for place, kind in enumerate(TYPES)}
-    renamed = {f"v{place}": f"old{place}" for place in range(len(TYPES))}
+    renamed = {f"v{place}": f"old{place}" for place in places}
+    newest = Newest({f"k{place}": kind for place, kind in enumerate(TYPES)}, columns, {"at": "integer"}, null_keys=True)
+    log = Rows({**dict(zip(renamed.values(), TYPES, strict=True)), "at": "integer", "old_at": "integer"})
     schema = {f"k{place}": kind for place, (kind, _) in enumerate(TYPES.values())}
-    pipeline = tables.declare_over(
-        schema,
-        None,
-        states={
-            "newest": Newest(names, columns, {"at": "integer"}, null_keys=True, kind="opaque"),
-            "log": Rows({**dict(zip(renamed.values(), TYPES, strict=True)), "at": "integer", "old_at": "integer"}),
-        },
-        queries=[StateQuery("inbox.newest")],
-        transform=lambda rows: state_query(
-            rows.selectExpr("*", *(f"k{place} AS v{place}" for place in range(len(TYPES))), "1 AS at"),
-            "inbox.newest",
-            on=list(names)[::-1],
-            columns={**renamed, "at": "old_at"},
-        ).where("k0 IS NULL OR NOT contains(k0, char(0))"),
-    )
-    rows = [[values[number] for _, values in TYPES.values()] for number in range(4)]
-    rows.append([*rows[0][:-1], None])
+
+    def transform(rows: Any) -> Any:
+        rows = rows.selectExpr("*", *(f"k{place} AS v{place}" for place in places), "1 AS at")
+        on = [f"k{place}" for place in reversed(places)]
+        found = state_query(rows, "inbox.newest", on=on, columns={**renamed, "at": "old_at"})
+        return found.where("k0 IS NULL OR NOT contains(k0, char(0))")
+
+    states = {"newest": replace(newest, kind="opaque"), "log": log}
+    pipeline = tables.declare_over(schema, None, transform, states=states, queries=[StateQuery("inbox.newest")])
+    rows: list[list[Any]] = [[values[number] for _, values in TYPES.values()] for number in range(3)]
+    rows += [[None] * len(TYPES), [*rows[0][:-1], None]]
     tables.put_rows(schema, rows, [*rows, ["with \0", *rows[0][1:]]])
     tables.run(pipeline)
-    log = [row for row in tables.all_rows(pipeline, "log") if row["txid"] == 2]
-    found = sorted(([plain(row[name]) for name in renamed.values()] for row in log), key=repr)
-    assert found == sorted(([*row[:-1], row[-1] and UUID(row[-1])] for row in rows), key=repr)
-    assert [row["old_at"] for row in log] == [1] * len(rows)
-
-
-def plain(value: Any) -> Any:
-    return bytes(value) if isinstance(value, memoryview) else value
+    log_rows = [row for row in tables.all_rows(pipeline, "log") if row["txid"] == 2]
+    assert [row["old_at"] for row in log_rows] == [1] * len(rows)
+    found = [[bytes(v) if isinstance(v, memoryview) else v for v in map(row.get, renamed.values())] for row in log_rows]
+    assert sorted(found, key=repr) == sorted(([*row[:-1], row[-1] and UUID(row[-1])] for row in rows), key=repr)
 
 
 @pytest.mark.promise("testing:GivenStates")
@@ -201,55 +176,38 @@ def test_a_query_outside_of_a_transform_says_where_it_belongs(tables: Tables) ->
             partials(pipeline, rows)
 
 
-UPSTREAM = Pipeline(
-    "upstream",
-    Files("upstream", format="csv", schema=SCHEMA),
-    {"up": State(key={"name": "text"}, aggregates={"amount": Sum("amount")}), "rows": Rows({"name": "text"})},
-)
-
-
-@pytest.fixture
-def upstream(tables: Tables, register: Callable[..., None]) -> Iterator[Callable[[int], None]]:
-    register(UPSTREAM)
-    with StateStore.connect(tables.settings) as store:
-        flow = Tally(store, UPSTREAM.spec)
-
-        def commit(amount: int) -> None:
-            (txid,) = flow.plan(run_id=f"run {store.committed('upstream')}")
-            attempt = flow.start(txid)
-            store.seal(attempt, [flow.stage(attempt, "up", [("a", amount)])], Tracked(0))
-            flow.commit(txid)
-
-        yield commit
-
-
-def latest(of: str) -> StateQuery:
-    return StateQuery(of, as_of="latest", allow_not_repeatable=True)
-
-
 @pytest.mark.promise("decision:0031")
 def test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next(
-    tables: Tables, upstream: Callable[[int], None]
+    tables: Tables, store: StateStore, register: Callable[..., None]
 ) -> None:
-    upstream(1)
+    states = {"up": State(key={"name": "text"}, aggregates={"amount": Sum("amount")})}
+    register(upstream := Pipeline("upstream", Files("upstream", format="csv", schema=SCHEMA), states))
+    flow = Tally(store, upstream.spec)
+
+    def commit(amount: int) -> None:
+        (txid,) = flow.plan(run_id=f"run {store.committed('upstream')}")
+        flow.process_states(txid, {"up": [("a", amount)]})
+        flow.commit(txid)
 
     def transform(rows: Any) -> Any:
         found = state_query(rows, "upstream.up", on=["name"], columns={"amount": "before"})
-        upstream(10)  # after the attempt has begun, and before anything is read
+        commit(10)  # after the attempt has begun, and before anything is read
         return found
 
+    commit(1)
     both = {name: Rows({"name": "text", "amount": "bigint", "before": "bigint"}) for name in ("log", "same")}
-    pipeline = declare(tables, states=both, queries=[latest("upstream.up")], transform=transform)
+    latest = StateQuery("upstream.up", as_of="latest", allow_not_repeatable=True)
+    pipeline = declare(tables, states=both, queries=[latest], transform=transform)
     tables.put_rows(SCHEMA, [("a", 1), ("b", 2)])
     (txid,) = tables.plan(pipeline, "run")
     assert pipeline.spec.window == 16
     for mode in ("resume", "restage"):
         steps.process(tables.settings, pipeline, txid, owner=mode, mode=mode)  # type: ignore[arg-type]
     steps.commit(tables.settings, pipeline, txid, owner="test")
-    log = sorted((row["name"], row["amount"], row["before"]) for row in tables.rows(pipeline, "log"))
-    # Each attempt calls the transform once for the first state, and once for all others.
-    assert log == [("a", 1, 1 + 2 * 10), ("b", 2, None)]
-    assert sorted((row["name"], row["amount"], row["before"]) for row in tables.rows(pipeline, "same")) == log
+    for name in both:
+        found = sorted((row["name"], row["amount"], row["before"]) for row in tables.rows(pipeline, name))
+        # Each attempt calls the transform once for the first state, and once for all others.
+        assert found == [("a", 1, 1 + 2 * 10), ("b", 2, None)]
 
 
 def test_rows_that_a_policy_hides_are_not_taken_for_missing(tables: Tables, as_owner: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ ANSWERS = in_file("jobs/compute/transform/state_query_answers.py")
 HISTORY_VIEW = in_file("state_store/states/history_state_view.py")
 PIPELINE_SPEC = in_file("state_store/declarations/pipeline_spec.py")
 
-HISTORY, MENDING, QUERIES = "tests/jobs/test_history.py", "tests/jobs/test_mending.py", "tests/jobs/test_state_queries.py"
+MENDING, QUERIES = "tests/jobs/test_mending.py", "tests/jobs/test_state_queries.py"
 WAITED = f"{MENDING}::test_a_record_that_waited_has_lost_nothing"
 
 MUTANTS = (
@@ -21,17 +21,18 @@ MUTANTS = (
         "tests/jobs/test_combiners.py::test_another_meaning_of_a_combiner_is_another_declaration",
     ),
     STATES("of-two-rows-of-a-version-the-first-counts", "I16", "History.parts")(
-        '.items()}, "[-last-]{+first+}"', f"{HISTORY}::test_any_order_and_split_gives_the_same_history"
+        '.items()}, "[-last-]{+first+}"',
+        "tests/jobs/test_aggregates.py::test_any_split_and_order_of_the_rows_gives_the_value_of_one_pass",
     ),
     HISTORY_VIEW("a-version-ends-at-that-of-another-key", "I1", "_Neighbours.nearest")(
-        "first.where(*way[-, *compared-])", f"{HISTORY}::test_null_in_a_key_is_a_key_as_any_other"
+        "first.where(*way[-, *compared-])", "tests/conformance/test_states.py::test_null_in_a_key_is_a_key_as_any_other"
     ),
     WINDOW_PIECES("windows-begin-without-their-offset", "I22", "_start")(
         "F.pmod(ticks[- - F.lit(window.offset)-],", "tests/jobs/test_windows.py::test_windows_are_those_of_plain_python"
     ),
     DECLARED_COLUMNS("an-id-in-capitals-is-another-key", "I16", "column_of")(
         "declared, column, [-F.lower(column)-]{+column+}, F.lower(",
-        "tests/jobs/test_types.py::test_floats_are_kept_as_their_shortest_decimals_and_ids_in_small_letters",
+        "tests/jobs/test_refused_rows.py::test_floats_are_kept_as_their_shortest_decimals_and_ids_in_small_letters",
     ),
     BAD_RECORDS("a-record-that-waits-loses-digits-of-a-second", "decision:0012", MODULE)(
         '"timestampFormat": "yyyy-MM-dd\'T\'HH:mm:ss.SSS[-SSS-]XXX"', WAITED
@@ -51,6 +52,6 @@ MUTANTS = (
     ),
     PIPELINE_SPEC("updates-see-the-states-of-later-batches", "I3", "StateSpec.why_alone")(
         "if self.updates{+ and not self+}:",
-        "tests/jobs/test_updates.py::test_an_update_runs_once_per_txid_before_or_after_the_states",
+        "tests/conformance/test_updates.py::test_an_update_runs_once_per_txid_before_or_after_the_states",
     ),
 )

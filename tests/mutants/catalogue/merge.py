@@ -14,7 +14,7 @@ READY = "tests/integration/test_commit_ready.py"
 CHECKS = "tests/integration/test_checks.py"
 STATES = "tests/conformance/test_states.py"
 POLICIES = "tests/conformance/test_policies.py"
-UPDATES = "tests/jobs/test_updates.py"
+UPDATES = "tests/conformance/test_updates.py"
 
 MUTANTS = (
     MERGE("an-upsert-without-its-guard", "I14", "_upsert")(
@@ -30,7 +30,7 @@ MUTANTS = (
     ),
     MERGE("whole-rows-are-written-over-one-of-the-same-txid", "I14", "_upserts_of_whole_rows")(
         "is_older = target.c.txid <{+=+} (",
-        "tests/conformance/test_wide_states.py::test_a_row_of_another_writer_stops_the_commit_of_whole_rows",
+        f"{STATES}::test_a_row_of_another_writer_stops_the_commit_of_whole_rows",
     ),
     MERGE("rows-that-were-not-written-are-not-counted", "I14", "_merge")(
         "if written [-!=-]{+>+} expected:", f"{ORDERED}::test_a_state_row_ahead_of_the_ledger_halts"
@@ -38,7 +38,7 @@ MUTANTS = (
     MERGE("keys-of-batches-together-are-not-counted", "I14", "_merge")(
         "if written [-!=-]{+>+} together.keys:", f"{READY}::test_a_foreign_row_or_trigger_stops_all_batches"
     ),
-    MERGE("appended-rows-are-not-counted", "I14", "_append")("if missing{+ < 0+}:", "tests/jobs/test_rows.py", STATES),
+    MERGE("appended-rows-are-not-counted", "I14", "_append")("if missing{+ < 0+}:", STATES),
     MERGE("an-opaque-row-forgets-what-it-was", "I13", "_previous")(
         "[-previous_name(v.name): target.c[v.name] for v in state.values} | {-]PREVIOUS_TXID: target.c.txid}",
         f"{STATES}::test_an_opaque_row_keeps_its_values_from_before_its_txid",
@@ -117,17 +117,14 @@ MUTANTS = (
     EXPRESSIONS("null-wins-over-the-kept-row", "I16", "_place")(
         "else (lambda c: c.[-is_not-]{+is_+}(None))",
         f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
-        f"{STATES}::test_the_states_equal_the_model_after_every_step",
     ),
     EXPRESSIONS("of-two-equal-in-the-first-column-the-later-batch-wins", "I16", "_comparisons")(
         "return new >{+=+} mine, new < mine, sa.func.record_gt(theirs, ours)",
         f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
-        f"{STATES}::test_the_states_equal_the_model_after_every_step",
     ),
     EXPRESSIONS("bits-are-lost-to-a-null", "I16", "merged")(
         "result = [-sa.func.coalesce(ours.bool_op(_BITS[merge])(theirs), ours, -]{+ours.bool_op(_BITS[merge])(+}theirs)",
         f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
-        f"{STATES}::test_the_states_equal_the_model_after_every_step",
     ),
     EXPRESSIONS("an-author-s-combiner-gets-nulls", "name:Combiner", "_own")(
         "sa.case(([-theirs.is_(None), ours), (-]ours.is_(None), theirs), else_=both)",

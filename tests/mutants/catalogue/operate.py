@@ -64,7 +64,6 @@ MUTANTS = (
     ACTIONS("later-batches-continue-what-was-redone", "I13", "_replace_commit")(
         "[-connection.execute(sa.update(tables.cursor).where(c.pipeline == batch.pipeline).values(counts))-]{+pass+}",
         f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
-        f"{STATES}::test_the_states_equal_the_model_after_every_step",
     ),
     REFUSALS("a-redo-of-what-the-next-batch-has-read", "I21", "check_not_read")(
         "b.txid == txid + [-1-]{+2+})", "tests/jobs/test_state_queries.py::test_a_redo_reads_what_was_there_before"
@@ -116,7 +115,7 @@ MUTANTS = (
     ),
     RANGES_PY("ranges-of-two-lengths-in-one-table", "decision:0044", "add_missing")(
         "[-_check_every(connection, divided)-]{+pass+}",
-        f"{RANGES}::test_ranges_that_were_declared_otherwise_wait_for_the_migration",
+        f"{RANGES}::test_a_table_is_divided_otherwise_with_all_its_rows",
     ),
     TABLE_SWAP("a-table-that-is-divided-loses-its-rows", "decision:0044", "make_again")(
         "[-connection.execute(sa.insert(after).from_select(names, sa.select(before)))-]{+pass+}",

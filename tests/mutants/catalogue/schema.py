@@ -51,7 +51,7 @@ MUTANTS = (
         "CREATE FUNCTION tidegate.unfinished",
     )(
         "WHERE pipeline [-=-]{+<>+} NEW.pipeline)",
-        "tests/jobs/test_updates.py::test_an_update_that_fails_or_ends_the_transaction_leaves_nothing",
+        "tests/conformance/test_updates.py::test_an_update_that_fails_or_ends_the_transaction_leaves_nothing",
     ),
     FILE("a-key-of-several-batches-gets-its-first-txid", "I14", "CREATE AGGREGATE tidegate.latest")(
         "pg_catalog.[-int8larger-]{+int8smaller+}",
@@ -65,11 +65,10 @@ MUTANTS = (
     FILE("counts-of-the-first-batch-are-lost", "I16", "CREATE FUNCTION tidegate.counts_of_two")(
         "coalesce([-a, 0) + coalesce(b, 0-]{+b, a+})",
         f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
-        f"{STATES}::test_the_states_equal_the_model_after_every_step",
     ),
     FILE("a-key-may-not-keep-as-many-values-as-it-may", "limit:MOST_ELEMENTS", "CREATE FUNCTION tidegate.checked")(
         "IF cardinality($1) >{+=+} most THEN",
-        "tests/jobs/test_aggregates.py::test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_commit",
+        "tests/conformance/test_states.py::test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_commit",
     ),
     FILE("bits-of-a-sketch-are-counted-out", "name:ApproxDistinct", "CREATE FUNCTION tidegate.bits_of_two")(
         "coalesce(a, 0) [-|-]{+#+} coalesce(b, 0)", "tests/jobs/test_sketches.py"

@@ -7,17 +7,24 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.jobs.conftest import Staged, offenders
+from tests.conformance.conftest import Flow, Flows, Stream
+from tests.jobs.conftest import offenders
+from tests.statements import execute as run
 from tests.store import UpdateBatch, spec_of
-from tidegate.jobs import Count, Files, Pipeline, State, Update
-from tidegate.state_store import Settings, StateStore
+from tidegate.jobs import Count, Pipeline, State, Update
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
 
-METADATA = sa.MetaData(schema="shop")
-OUTBOX = sa.Table(
-    "outbox", METADATA, sa.Column("name", sa.Text), sa.Column("amount", sa.BigInteger), sa.Column("txid", sa.BigInteger)
-)
-TOTALS = sa.Table("totals", METADATA, sa.Column("txid", sa.BigInteger, primary_key=True), sa.Column("lines", sa.BigInteger))
+OUTBOX = sa.table("outbox", *map(sa.column, ("name", "amount", "txid")), schema="shop")
+TOTALS = sa.table("totals", *map(sa.column, ("txid", "lines")), schema="shop")
+TABLES = """
+CREATE SCHEMA shop;
+CREATE TABLE shop.outbox (name text, amount bigint, txid bigint);
+CREATE TABLE shop.totals (txid bigint PRIMARY KEY, lines bigint);
+GRANT USAGE ON SCHEMA shop TO tidegate;
+GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA shop TO tidegate;
+CREATE PROCEDURE shop.done() LANGUAGE plpgsql AS $$ BEGIN COMMIT; END $$;
+"""
 # The rows of each batch, as they are staged for the update, and the partials of the state beside it.
 BATCHES: list[dict[str, Any]] = [
     {"own": [(0, "a", 1), (1, "b", 2)], "per_name": [("a", 1), ("b", 1)]},
@@ -39,34 +46,26 @@ def to_outbox(batch: UpdateBatch) -> None:
 
 
 @pytest.fixture
-def shop(store: StateStore, settings: Settings, register: Callable[..., None]) -> Callable[..., Staged]:
+def shop(flows: Flows, settings: Settings) -> Callable[..., Flow]:
     """A function that registers a pipeline with a state and an update; beside it are the author's tables."""
-    with StateStore.connect(settings, user=settings.pg_owner) as owner, owner.engine.begin() as connection:
-        connection.execute(sa.schema.CreateSchema("shop"))
-        METADATA.create_all(connection)
-        connection.execute(sa.text("GRANT USAGE ON SCHEMA shop TO tidegate"))
-        connection.execute(sa.text("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA shop TO tidegate"))
-        connection.execute(sa.text("CREATE PROCEDURE shop.done() LANGUAGE plpgsql AS $$ BEGIN COMMIT; END $$"))
+    run(settings.conninfo(user=settings.pg_owner), TABLES)
 
-    def declare(update: Callable[[UpdateBatch], None], **more: Any) -> Staged:
+    def declare(update: Callable[[UpdateBatch], None], **more: Any) -> Flow:
         own = Update({"name": "text", "amount": "bigint"}, update, **more)
         states = {"own": own, "per_name": State(key={"name": "text"}, aggregates={"lines": Count()})}
-        pipeline = Pipeline("inbox", Files("inbox", schema={"name": "string", "amount": "bigint"}), states=states)
-        register(pipeline)
-        return Staged(store, pipeline.spec)
+        return flows(Pipeline("inbox", Stream("transactional"), states))
 
     return declare
 
 
-def found(flow: Staged, table: sa.Table) -> list[tuple[Any, ...]]:
-    with flow.store.engine.connect() as connection:
-        return sorted(tuple(row) for row in connection.execute(sa.select(table)))
+def found(flow: Flow, table: sa.TableClause) -> list[tuple[Any, ...]]:
+    return sorted(flow.by_hand(sa.select(table)))
 
 
-def test_an_update_runs_once_per_txid_before_or_after_the_states(shop: Callable[..., Staged]) -> None:
+def test_an_update_runs_once_per_txid_before_or_after_the_states(shop: Callable[..., Flow]) -> None:
     """Also for an empty batch; batches that are ready together are merged one by one, so that each sees its own states."""
     flow = shop(to_outbox)
-    txids = [flow.batch(**batch, is_committed=False) for batch in BATCHES]
+    txids = [flow.put(flow.next(), **batch).txid for batch in BATCHES]
     while flow.store.committed("inbox") < 3:
         assert flow.store.commit_ready(flow.spec, "test")
     assert [flow.commit(txid).already_committed for txid in txids] == [True] * 3
@@ -74,15 +73,11 @@ def test_an_update_runs_once_per_txid_before_or_after_the_states(shop: Callable[
     assert found(flow, TOTALS) == [(1, 2), (2, 2), (3, 3)]
 
 
-def test_what_comes_before_sees_the_states_without_the_batch(shop: Callable[..., Staged]) -> None:
-    def fails(batch: UpdateBatch) -> None:
-        if batch.txid == 3:
-            batch.execute(sa.text("SELECT 1 / 0"))
-
-    flow = shop(fails, before=note_lines)
+def test_what_comes_before_sees_the_states_without_the_batch(shop: Callable[..., Flow]) -> None:
+    flow = shop(lambda batch: batch.execute(sa.text(f"SELECT 1 / (3 - {batch.txid})")) and None, before=note_lines)
     for batch in BATCHES:
         with suppress(TidegateError):
-            flow.batch(**batch)
+            flow.merge(**batch)
     assert found(flow, TOTALS) == [(1, 0), (2, 2)]
 
 
@@ -129,10 +124,10 @@ REFUSED: dict[str, tuple[Callable[[UpdateBatch], None], str]] = {
 @pytest.mark.promise(
     "fault:update-ends-transaction:commit", "fault:check-finds-something-update-fails:commit", "error:DECLARATION_INVALID"
 )
-def test_an_update_that_fails_or_ends_the_transaction_leaves_nothing(shop: Callable[..., Staged]) -> None:
+def test_an_update_that_fails_or_ends_the_transaction_leaves_nothing(shop: Callable[..., Flow]) -> None:
     messages: dict[str, str] = {}
     flow = shop(to_outbox)
-    txid = flow.batch(**BATCHES[0], is_committed=False)
+    txid = flow.put(flow.next(), **BATCHES[0]).txid
     for name, (update, _) in REFUSED.items():
 
         def write_first(batch: UpdateBatch, update: Callable[[UpdateBatch], None] = update) -> None:
@@ -143,12 +138,13 @@ def test_an_update_that_fails_or_ends_the_transaction_leaves_nothing(shop: Calla
         with pytest.raises(TidegateError) as refusal:
             flow.commit(txid)
         messages[name] = f"{type(refusal.value).__name__}: {refusal.value}"
-        assert (found(flow, OUTBOX), found(flow, TOTALS), flow.state("per_name")) == ([], [], []), name
+        assert (found(flow, OUTBOX), found(flow, TOTALS), flow.rows("per_name")) == ([], [], []), name
         assert flow.store.committed("inbox") == 0
     assert offenders(messages, {name: message for name, (_, message) in REFUSED.items()}) == {}
 
     # The code is in the pipeline's module: a declaration from the ledger lacks it, and cannot commit.
     with pytest.raises(DeclarationInvalid, match="commit where the pipeline is declared"):
         flow.store.commit_batch(spec_of(flow.spec.declaration), txid, "test")
-    shop(to_outbox).commit(txid)
+    flow = shop(to_outbox)
+    flow.commit(txid)
     assert found(flow, TOTALS) == [(1, 2)]
