@@ -98,14 +98,14 @@ def _pieces(state: StateSpec, events: Sequence[Event], kept: Kept) -> list[list[
     return rows
 
 
-def events_of(seed: int, count: int, *, origin: int = 0, keys: Sequence[Any] = ("a", "b")) -> list[Event]:
+def events_of(seed: int, count: int, *, origin: int = 0) -> list[Event]:
     """Return events that mostly go forward in time, at whole minutes, so that many are equal and at bounds."""
     rng = random.Random(seed)
     events = []
     for number in range(count):
         back = rng.choice([0, 0, 1, 5, 20, 60, 90, 200, 400])
         time = origin + (number * 9 - back) * MINUTE + rng.choice([0, 0, -1, 1])
-        events.append((rng.choice(keys), time, rng.choice([None, 0, 1, -5, 2**40])))
+        events.append((rng.choice(["a", "a", "b", "b", None]), time, rng.choice([None, 0, 1, -5, 2**40])))
     return events
 
 
@@ -143,7 +143,9 @@ ORIGINS = (-(10**6) * HOUR - 13, 0, microseconds(datetime(2026, 3, 29, tzinfo=UT
 
 @pytest.mark.promise("I22", "decision:0032")
 def test_windows_after_each_batch_are_those_of_plain_python(windows: Begin) -> None:
-    states = {name: State(KEY, AGGREGATES, window=window) for name, window in WINDOWS.items()}
+    """Also where all rows share one key, and where a key may be NULL."""
+    states = {name: State(KEY, AGGREGATES, window=window, null_keys=True) for name, window in WINDOWS.items()}
+    states["of_all"] = State({}, AGGREGATES, window=WINDOWS["sessions"])
     f = windows(Pipeline("windows", Stream("transactional"), states))
     seen: list[Event] = []
     corrected: set[str] = set()
@@ -165,7 +167,7 @@ def test_windows_after_each_batch_are_those_of_plain_python(windows: Begin) -> N
 @pytest.mark.promise("decision:0032")
 def test_every_aggregate_joins_pieces_as_it_joins_batches(windows: Begin) -> None:
     of = {"sliding": Sliding("at", "1 hour", "15 minutes", offset="5 minutes"), "sessions": WINDOWS["sessions"]}
-    states = {name: State(KEY, EVERY_AGGREGATE, window=window) for name, window in of.items()}
+    states = {name: State(KEY, EVERY_AGGREGATE, window=window, null_keys=True) for name, window in of.items()}
     f = windows(Pipeline("windows", Stream("transactional"), states))
     for batch in batches_of(8, [(key, time, amount and amount % 7 - 1) for key, time, amount in events_of(8, 60)]):
         f.count(batch, kept=lambda events: partial([(key, amount) for key, _, amount in events]))
@@ -178,20 +180,9 @@ def test_every_aggregate_joins_pieces_as_it_joins_batches(windows: Begin) -> Non
         }
 
 
-def test_all_rows_may_share_one_key_and_a_key_may_be_null(windows: Begin) -> None:
-    window = WINDOWS["sessions_final_later"]
-    states = {
-        "overall": State({}, AGGREGATES, window=window),
-        "nullable": State(KEY, AGGREGATES, window=window, null_keys=True),
-    }
-    f = windows(Pipeline("windows", Stream("transactional"), states))
-    for batch in batches_of(5, events_of(5, 40, keys=("a", None))):
-        f.check_models(f.count(batch))
-
-
 @pytest.mark.promise("I22")
 def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(windows: Begin) -> None:
-    f = windows(declare(WINDOWS["hours"]))
+    f = windows(declare(WINDOWS["hours"], null_keys=True))
     batches = [*batches_of(1, events_of(1, 60)), [("a", MINUTE, 1)]]
     for batch in batches:
         f.finish_events(f.start(f.next()), batch)
@@ -202,7 +193,7 @@ def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(windo
 
 
 def test_a_redo_takes_back_windows_watermark_and_what_became_final(windows: Begin) -> None:
-    f = windows(declare(Tumbling("at", "1 hour", **FINAL, keep="1 hour"), source="opaque", kind="opaque"))
+    f = windows(declare(Tumbling("at", "1 hour", **FINAL, keep="1 hour"), source="opaque", kind="opaque", null_keys=True))
     rng = random.Random(3)
     batches = [batch for batch in batches_of(3, events_of(3, 45)) if batch]
     for number, batch in enumerate(batches):

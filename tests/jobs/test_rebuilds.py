@@ -1,8 +1,6 @@
 """Rebuilds of each kind of state, compared with a pipeline that was declared so from the beginning; what is refused."""
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -19,7 +17,6 @@ from tests.store import (
     Mend,
     PipelineSpec,
     Request,
-    StateReader,
     range_partitions,
     rebuilds,
     version_of,
@@ -42,7 +39,6 @@ from tidegate.jobs import (
     Tumbling,
     Update,
 )
-from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import CheckFailed, DeclarationChanged, PipelineRetired, RangeRefused
 
@@ -122,6 +118,11 @@ class Shops:
     def content(self, table: str) -> list[str]:
         return sorted(row for (row,) in self.ask(f"SELECT to_jsonb(t)::text FROM state.{table} t"))
 
+    def version(self) -> str:
+        """Return what readers know an answer's states by."""
+        with LedgerReader(self.settings) as ledger, ledger.snapshot("reading the version") as connection:
+            return str(version_of(connection, "inbox"))
+
     def sums(self) -> dict[str, tuple[int, int]]:
         return {shop: (sold, cents) for shop, sold, cents in self.ask("SELECT shop, sold, cents FROM state.by_shop")}
 
@@ -172,8 +173,11 @@ def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
     shops.begin(sales(states={name: before for name, (before, _) in KINDS.items() if before}))
     states = {name: after for name, (_, after) in KINDS.items() if after}
     changed = sales(2, states=states, transform=lambda rows: rows.selectExpr("at", "shop", "2 * cents AS cents"))
+    before = shops.version(), shops.content("another_key")
     assert shops.rebuild(changed) == [1]
+    assert (shops.version(), shops.content("another_key")) == before
     shops.migrate(changed)
+    assert shops.version() != before[0]
     shops.sell(2, (5, "Faro", 1), (9, "Porto", 2))
     assert shops.run(changed) == [2]
     shops.begin(replace(changed, name="clean", states={f"clean_{name}": state for name, state in states.items()}))
@@ -374,43 +378,6 @@ def test_who_may_not_read_a_state_may_not_read_what_is_rebuilt(shops: Shops, cou
             owner.begin_rebuild(replace(counted, version=version).spec)
         readable = f"SELECT has_table_privilege('tidegate_reader', 'state.by_shop__v{version}', 'SELECT')"
         assert shops.ask(readable) == [(version == 2,)]
-
-
-@pytest.mark.promise("I24", "decision:0049")
-def test_readers_see_the_former_or_the_rebuilt_state_and_never_a_part(shops: Shops, counted: Pipeline) -> None:
-    changed = replace(counted, states={"by_shop": by_shop({"sold": Count(), "cents": Sum("cents", "bigint")})})
-    counts = [{"shop": "Lisbon", "sold": 2}, {"shop": "Porto", "sold": 4}]
-    sums = [{"shop": "Lisbon", "sold": 2, "cents": 300}, {"shop": "Porto", "sold": 4, "cents": 13}]
-    seen: list[tuple[int, Any]] = []
-    stopped = threading.Event()
-
-    def read() -> None:
-        with StateReader.open(shops.settings, "inbox", "by_shop") as reader:
-            while not stopped.is_set():
-                found = reader.range(limit=10)
-                seen.append((found.txid, [{n: v for n, v in row.items() if n != "txid"} for row in found.rows]))
-
-    with LedgerReader(shops.settings) as ledger, ThreadPoolExecutor(1) as pool:
-
-        def version() -> str:
-            with ledger.snapshot("reading the version") as connection:
-                return str(version_of(connection, "inbox"))
-
-        before, reading = version(), pool.submit(read)
-        try:
-            shops.rebuild(changed)
-            assert version() == before
-            shops.migrate(changed)
-            assert wait_until(lambda: [found for _, found in seen[-2:]] == [sums, sums], 60)
-        finally:
-            stopped.set()
-        reading.result()
-        assert version() != before
-    assert [found for _, found in seen if found not in (counts, sums)] == []
-    assert {txid for txid, _ in seen} == {2}
-    first_new = [found for _, found in seen].index(sums)
-    assert 10 < first_new < len(seen) - 1
-    assert all(found == sums for _, found in seen[first_new:])
 
 
 def test_a_declaration_that_changes_during_its_rebuild_needs_another_version(shops: Shops, counted: Pipeline) -> None:

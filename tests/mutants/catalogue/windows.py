@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     SESSION("a-session-of-a-key-that-is-null-is-another-one", "I22", "_same_key")(
         "return [-sa.or_(equal, sa.and_(one[name].is_(None), other[name].is_(None))) if nullable else -]equal",
-        f"{TESTS}::test_all_rows_may_share_one_key_and_a_key_may_be_null",
+        MODEL,
     ),
     SESSION("a-sum-near-its-limit-is-refused-for-its-pieces", "I22", "_united")(
         "m[-, of_one_batch=True-])", f"{TESTS}::test_sums_near_the_limit_of_their_type_count"
