@@ -348,7 +348,7 @@ GIVE = (
 def test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one(shops: Shops, counted: Pipeline) -> None:
     shops.ask(*GIVE)
     before = [text for (text,) in shops.ask(GIVEN)]
-    assert len(before) == 17
+    assert len(before) == 20
     twice = lambda rows: rows.unionAll(rows)  # noqa: E731
     twice.in_process = lambda inputs: inputs[""] * 2  # type: ignore[attr-defined]
     counted = replace(counted, transform=twice)
