@@ -16,34 +16,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests import store as ledger
 from tests.batches import Row, Stream, end_of, plan_again, stage
 from tests.statements import execute
-from tests.store import (
-    QUARANTINED,
-    Attempt,
-    BatchStatus,
-    Commit,
-    Mode,
-    NewInput,
-    NotStarted,
-    PipelineSpec,
-    QuarantineSpec,
-    Redo,
-    ReplanNeeded,
-    SourceKind,
-    SourceMetadata,
-    Staged,
-    StagedPartition,
-    StateKind,
-    Tracked,
-    encode_metadata,
-)
 from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.aggregates import Aggregate
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import AttemptNotSealed, Unprocessed
 
-EXACTLY_ONCE: list[tuple[SourceKind, StateKind]] = [
+EXACTLY_ONCE: list[tuple[ledger.SourceKind, ledger.StateKind]] = [
     ("transactional", "transactional"),
     ("transactional", "opaque"),
     ("opaque", "opaque"),
@@ -67,7 +48,7 @@ AGGREGATES: dict[str, Aggregate] = {
 }
 
 
-def declare(source: SourceKind, state: StateKind, **changes: Any) -> Pipeline:
+def declare(source: ledger.SourceKind, state: ledger.StateKind, **changes: Any) -> Pipeline:
     """Declare a pipeline with a keyed state, whose key may be NULL, a global one, both of this kind, and one of all records."""
     states = {
         "per_key": State(key={"key": "text"}, aggregates=AGGREGATES, null_keys=True, kind=state),
@@ -128,7 +109,7 @@ def is_bad(record: Record) -> bool:
 class Flow:
     """Moves batches through the real ledger as `tidegate.jobs.engine` does, with partials from Python instead of Spark."""
 
-    def __init__(self, settings: Settings, spec: PipelineSpec, records: Sequence[Record] = ()) -> None:
+    def __init__(self, settings: Settings, spec: ledger.PipelineSpec, records: Sequence[Record] = ()) -> None:
         self.settings = settings
         self.spec = spec
         self.records = list(records)
@@ -143,7 +124,7 @@ class Flow:
         """Open a batch of each size after the newest; None if another planner was first."""
         after = self.store.last_opened(self.spec.name)
         ends = [*accumulate(sizes, initial=end_of(after.metadata if after else None))]
-        metadata = [encode_metadata({"start": start, "end": end}) for start, end in pairwise(ends)]
+        metadata = [ledger.encode_metadata({"start": start, "end": end}) for start, end in pairwise(ends)]
         return self.store.open_batches(self.spec, run_id, [], after, metadata)
 
     def next(self) -> int:
@@ -152,30 +133,32 @@ class Flow:
         (txid,) = self.plan(1, run_id=f"run {last.txid if last else 0}") or []
         return txid
 
-    def take(self, txid: int, size: int | None = None, **how: Any) -> Attempt | Commit | NotStarted:
+    def take(self, txid: int, size: int | None = None, **how: Any) -> ledger.Attempt | ledger.Commit | ledger.NotStarted:
         """Take a batch's fence; if it has to be planned again, with this size, or up to its former end if None."""
-        new_input: NewInput | None = None
+        new_input: ledger.NewInput | None = None
         while True:
             begun = self.store.start_attempt(self.spec, txid, "test", new_input=new_input, **how)
-            if not isinstance(begun, ReplanNeeded):
+            if not isinstance(begun, ledger.ReplanNeeded):
                 return begun
-            new_input = NewInput(encode_metadata(plan_again(begun, size)), begun.continues)
+            new_input = ledger.NewInput(ledger.encode_metadata(plan_again(begun, size)), begun.continues)
 
-    def start(self, txid: int, size: int | None = None, **how: Any) -> Attempt:
+    def start(self, txid: int, size: int | None = None, **how: Any) -> ledger.Attempt:
         attempt = self.take(txid, size, **how)
-        assert isinstance(attempt, Attempt), attempt
+        assert isinstance(attempt, ledger.Attempt), attempt
         return attempt
 
-    def stage(self, attempt: Attempt, staged: str | Staged, rows: Iterable[Row], *, partition: int = 0) -> StagedPartition:
+    def stage(
+        self, attempt: ledger.Attempt, staged: str | ledger.Staged, rows: Iterable[Row], *, partition: int = 0
+    ) -> ledger.StagedPartition:
         """Copy rows into staging as a Spark task would."""
         spec = self.spec.state(staged) if isinstance(staged, str) else staged
         assert spec is not None
         return stage(self.settings, attempt, spec, rows, partition)
 
-    def seal(self, attempt: Attempt, *staged: StagedPartition, tracked: Tracked | None = None) -> None:
-        self.store.seal(attempt, staged, tracked or Tracked(0))
+    def seal(self, attempt: ledger.Attempt, *staged: ledger.StagedPartition, tracked: ledger.Tracked | None = None) -> None:
+        self.store.seal(attempt, staged, tracked or ledger.Tracked(0))
 
-    def put(self, txid: int, /, *, mode: Mode = "resume", **rows: Iterable[Row]) -> Attempt:
+    def put(self, txid: int, /, *, mode: ledger.Mode = "resume", **rows: Iterable[Row]) -> ledger.Attempt:
         """Seal an attempt with these rows, by state."""
         attempt = self.start(txid, mode=mode)
         self.seal(attempt, *(self.stage(attempt, state, own) for state, own in rows.items()))
@@ -186,12 +169,12 @@ class Flow:
         txid = txid or self.next()
         self.put(txid, mode="redo" if redo else "resume", **rows)
         if redo:
-            self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
+            self.owner.redo_batch(self.spec, txid, ledger.Redo("an operator", "it was wrong"))
         else:
             self.commit(txid)
         return txid
 
-    def finish(self, attempt: Attempt) -> Attempt:
+    def finish(self, attempt: ledger.Attempt) -> ledger.Attempt:
         """Stage and seal the records of an attempt."""
         records = self.read(attempt)
         bad = [record for record in records if is_bad(record)] if self.spec.quarantines else []
@@ -203,29 +186,29 @@ class Flow:
         ]
         if self.spec.quarantines:
             rows = [("it is negative", None, f"{key}:{amount}", True) for key, amount in bad]
-            staged.append(self.stage(attempt, QuarantineSpec(self.spec.name), rows))
-        self.seal(attempt, *staged, tracked=Tracked(len(records), hash(tuple(records)) >> 1, len(bad)))
+            staged.append(self.stage(attempt, ledger.QuarantineSpec(self.spec.name), rows))
+        self.seal(attempt, *staged, tracked=ledger.Tracked(len(records), hash(tuple(records)) >> 1, len(bad)))
         return attempt
 
-    def read(self, attempt: Attempt) -> list[Record]:
+    def read(self, attempt: ledger.Attempt) -> list[Record]:
         """Return the records that an attempt's metadata names; quarantined ones as a better parser would read them."""
-        if QUARANTINED not in attempt.source_metadata:
+        if ledger.QUARANTINED not in attempt.source_metadata:
             return self.records[attempt.source_metadata["start"] : attempt.source_metadata["end"]]
         statement = "SELECT payload FROM tidegate.quarantine WHERE pipeline = %s AND replayed_txid = %s ORDER BY txid, number"
         parameters = [self.spec.name, attempt.txid]
         payloads = execute(self.settings.conninfo(user=self.settings.pg_stager), statement, parameters)
         return [(key, -int(amount)) for key, amount in (payload.split(":") for (payload,) in payloads)]
 
-    def process(self, txid: int, size: int | None = None, **how: Any) -> Attempt | Commit | NotStarted:
+    def process(self, txid: int, size: int | None = None, **how: Any) -> ledger.Attempt | ledger.Commit | ledger.NotStarted:
         """Take the fence, stage and seal, unless the batch needs no attempt."""
         attempt = self.take(txid, size, **how)
-        return self.finish(attempt) if isinstance(attempt, Attempt) else attempt
+        return self.finish(attempt) if isinstance(attempt, ledger.Attempt) else attempt
 
     def fail(self, txid: int, size: int | None = None, *, is_poison: bool = True) -> int:
         """Start an attempt that fails; return how many tries have failed by the batch's content."""
         return self.store.fail_attempt(self.start(txid, size, mode="restage"), "BROKEN: it broke.", is_poison=is_poison)
 
-    def commit(self, txid: int) -> Commit:
+    def commit(self, txid: int) -> ledger.Commit:
         return self.store.commit_batch(self.spec, txid, "test")
 
     def complete(self, *txids: int) -> None:
@@ -233,7 +216,7 @@ class Flow:
             self.process(txid)
             self.commit(txid)
 
-    def settle(self, txid: int, size: int | None = None) -> Commit:
+    def settle(self, txid: int, size: int | None = None) -> ledger.Commit:
         """Commit a batch, processing it again where necessary."""
         try:
             return self.commit(txid)
@@ -241,10 +224,10 @@ class Flow:
             self.process(txid, size, mode="restage")
             return self.commit(txid)
 
-    def redo(self, txid: int, size: int | None = None) -> Commit:
+    def redo(self, txid: int, size: int | None = None) -> ledger.Commit:
         """Process the last committed batch again, and replace its effect by the result."""
         self.finish(self.start(txid, size, mode="redo"))
-        return self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
+        return self.owner.redo_batch(self.spec, txid, ledger.Redo("an operator", "it was wrong"))
 
     def rows(self, state: str = "per_key") -> list[dict[str, Any]]:
         spec = self.spec.state(state)
@@ -257,15 +240,17 @@ class Flow:
     def ranges(self) -> list[tuple[int, int, bool]]:
         """Return start, end and whether it counts for each committed batch, except those of quarantined records."""
         of = [(status, self.metadata(status.txid)) for status in self._statuses() if status.committed_at is not None]
-        return [(read["start"], read["end"], batch.phase == "committed") for batch, read in of if QUARANTINED not in read]
+        return [
+            (read["start"], read["end"], batch.phase == "committed") for batch, read in of if ledger.QUARANTINED not in read
+        ]
 
     def phases(self) -> list[str]:
         return [status.phase for status in self._statuses()]
 
-    def _statuses(self) -> list[BatchStatus]:
+    def _statuses(self) -> list[ledger.BatchStatus]:
         return list(self.store.batch_statuses(self.spec.name, limit=10_000))
 
-    def metadata(self, txid: int) -> SourceMetadata:
+    def metadata(self, txid: int) -> ledger.SourceMetadata:
         return self.store.source_metadata(self.spec.name, txid)
 
     def quarantined(self) -> list[str]:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.conformance.conftest import Flow, Flows, Stream
+from tests.conformance.conftest import Flow, Stream
 from tests.integration.conftest import as_role, contents, until, waiting
 from tests.integration.test_migrations import shape
 from tests.store import PipelineSpec, project, range_partitions
@@ -52,7 +52,7 @@ class Shop(Flow):
 
 
 @pytest.fixture
-def shop(settings: Settings, flows: Flows, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+def shop(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """A pipeline whose migrations a test writes and runs, with three lines in two batches."""
     for folder in ("pipelines", "migrations"):
         (settings.home / folder).mkdir()

@@ -12,19 +12,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
+from tests import store as ledger
 from tests.conformance.conftest import Flow, Flows, Stream
 from tests.integration.conftest import contents
 from tests.statements import execute
-from tests.store import (
-    PrunedRanges,
-    Removal,
-    StateReader,
-    encode_metadata,
-    key_lookup,
-    partitions,
-    range_partitions,
-    registration,
-)
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Pipeline, Ranges, Rows, State
 from tidegate.jobs.sources.binding import coordinator_of
@@ -53,9 +44,9 @@ class Sales(Flow):
         counted = self.by_hand(f"SELECT tableoid::regclass::text, count(*) FROM state.{state} GROUP BY 1 ORDER BY 1")
         return {name.strip('"').partition("$")[2]: rows for name, rows in counted}
 
-    def prune(self, before: str, *, detaches: bool = False, without: Sequence[str] = ()) -> PrunedRanges:
+    def prune(self, before: str, *, detaches: bool = False, without: Sequence[str] = ()) -> ledger.PrunedRanges:
         up_to_txid, _ = removable(self.store, self.spec, self.spec.states[0], 0, without=without)
-        removal = Removal(before, up_to_txid, detaches, is_confirmed=True)
+        removal = ledger.Removal(before, up_to_txid, detaches, is_confirmed=True)
         return self.owner.prune_ranges(self.spec, self.spec.states[0], removal, "an operator", "a year is over")
 
 
@@ -160,7 +151,7 @@ def test_rows_without_a_value_or_in_too_many_ranges_are_refused(sales: Callable[
 
     flow = sales("date", "day")
     txid, before = flow.next(), counted()
-    days = [(number, date(2026, 1, 1) + timedelta(days=number)) for number in range(range_partitions.MOST_AT_ONCE + 1)]
+    days = [(number, date(2026, 1, 1) + timedelta(days=number)) for number in range(ledger.range_partitions.MOST_AT_ONCE + 1)]
     with pytest.raises(Overflow, match=r"more than 400 new ranges, from 2026-01-01 to 2027-02-05"):
         flow.add(*days, txid=txid)
     assert counted() == before
@@ -187,21 +178,21 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
     flow.add(*rows)
     flow.by_hand(DETACH)
     spec = flow.spec.states[0]
-    with StateReader.open(settings, "shop", "sales") as reader:
+    with ledger.StateReader.open(settings, "shop", "sales") as reader:
         for read in (
             lambda: flow.rows("sales"),
             lambda: reader.get_many([(1, 0)]),
             lambda: reader.range(limit=10),
             lambda: reader.scan().__enter__(),
-            lambda: key_lookup.get(settings, spec, [("1", "0")]),
+            lambda: ledger.key_lookup.get(settings, spec, [("1", "0")]),
             lambda: flow.add(txid=1, redo=True),
             lambda: coordinator_of(Changes("shop.sales"), settings).initialize_transaction(1, None, None),
         ):
             with pytest.raises(SchemaOutOfDate, match=f"{LACKS} .*tidegate prune"):
                 read()
-    assert key_lookup.get(settings, spec, [("1", "1")])[0]["amount"] == 2  # type: ignore[index]
+    assert ledger.key_lookup.get(settings, spec, [("1", "1")])[0]["amount"] == 2  # type: ignore[index]
     with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=LACKS):
-        partitions.check_complete(connection, [flow.spec])
+        ledger.partitions.check_complete(connection, [flow.spec])
     flow.start(1, mode="redo")
     with pytest.raises(SchemaOutOfDate, match="partition is missing"):
         flow.add((3, date(2026, 1, 6)))
@@ -241,7 +232,7 @@ def test_many_partitions_are_removed_by_several_transactions(sales: Callable[...
     """Together, some thousands would fill Postgres' table of locks, which all sessions share."""
     flow = sales("integer", 1)
     flow.add(*((number, number) for number in range(8)))
-    with patch.object(range_partitions, "MOST_AT_ONCE", 3):
+    with patch.object(ledger.range_partitions, "MOST_AT_ONCE", 3):
         done = [flow.prune("7") for _ in range(4)]
     assert [[name.partition("$")[2] for name in each.partitions] for each in done] == [[*"012"], [*"345"], ["6"], []]
     assert [each.are_more for each in done] == [True, True, False, False]
@@ -271,14 +262,14 @@ def test_pruning_waits_for_followers_and_is_known_to_later_ones(
     flow.add((3, date(2026, 2, 6)), (4, date(2026, 3, 6)))
     source = Changes("shop.sales", max_txids=1)
     following = flows(Pipeline("follower", source, {"seen": State(aggregates={"rows": Count()})}))
-    assert flow.prune("2026-04-01") == PrunedRanges([], "sales$20260101", [])
+    assert flow.prune("2026-04-01") == ledger.PrunedRanges([], "sales$20260101", [])
     metadata: Any = None
     for txid in (1, 2):
         metadata = coordinator_of(source, settings).initialize_transaction(txid, metadata, None)
         after = following.store.last_opened("follower")
-        following.store.open_batches(following.spec, f"run {txid}", [], after, [encode_metadata(metadata)])
+        following.store.open_batches(following.spec, f"run {txid}", [], after, [ledger.encode_metadata(metadata)])
         following.merge(txid, seen=[(metadata["rows"],)])
-    assert flow.prune("2026-04-01") == PrunedRanges(["sales$20260101"], "sales$20260201", [])
+    assert flow.prune("2026-04-01") == ledger.PrunedRanges(["sales$20260101"], "sales$20260201", [])
     with pytest.raises(SourceChanged, match="some up to txid 1 were removed"):
         coordinator_of(source, settings).initialize_transaction(1, None, None)
     assert flow.prune("2026-04-01", without=["follower"]).partitions == ["sales$20260201", "sales$20260301"]
@@ -290,7 +281,7 @@ def test_pruning_waits_for_followers_and_is_known_to_later_ones(
 def test_a_detached_partition_stays_as_a_table(sales: Callable[..., Sales]) -> None:
     flow = sales("bigint", 100)
     flow.add((1, 5), (2, 105))
-    assert flow.prune("100", detaches=True) == PrunedRanges(["sales$0"], None, ["sales$0$kept"])
+    assert flow.prune("100", detaches=True) == ledger.PrunedRanges(["sales$0"], None, ["sales$0$kept"])
     assert flow.stored() == [(2, 105)]
     flow.add((3, 6))
     assert flow.stored() == [(2, 105), (3, 6)]
@@ -324,10 +315,10 @@ def test_a_table_is_divided_otherwise_with_all_its_rows(flows: Flows, settings: 
             ):
                 flow.commit(txid)
         with migrations.connected(settings) as connection:
-            divided = range_partitions.divided_otherwise(connection, [flow.spec])
+            divided = ledger.range_partitions.divided_otherwise(connection, [flow.spec])
             assert divided == [(flow.spec.states[0], found)]
-            registration.register(connection, flow.spec)
-            assert range_partitions.divided_otherwise(connection, [flow.spec]) == []
+            ledger.registration.register(connection, flow.spec)
+            assert ledger.range_partitions.divided_otherwise(connection, [flow.spec]) == []
         assert flow.stored() == rows * times
         assert set(flow.partitions()) == parts
         flow.commit(txid)

@@ -11,23 +11,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests import store as ledger
 from tests.conformance.conftest import Flow, Flows, Record, Stream
 from tests.integration.conftest import as_role, refused, until, waiting
-from tests.store import (
-    LedgerReader,
-    QueriedState,
-    Redo,
-    StateReader,
-    ask,
-    executor_lookup,
-    key_lookup,
-    merge_expressions,
-    merge_into_states,
-    registration,
-    state_table_of,
-    table_swap,
-    tables,
-)
 from tidegate import migrations
 from tidegate.jobs import CollectSet, Count, History, Newest, Pipeline, Query, Rows, State, StateQuery
 from tidegate.state_store import Settings
@@ -64,17 +50,17 @@ ALL = Query(
 def _words(settings: Settings, flow: Flow) -> dict[str, Callable[[], list[str]]]:
     """Return every way to read the words of the counts, and of their versions."""
 
-    def read(of: str, act: Callable[[StateReader], Iterable[Any]]) -> list[str]:
-        with StateReader.open(settings, "words", of) as reader:
+    def read(of: str, act: Callable[[ledger.StateReader], Iterable[Any]]) -> list[str]:
+        with ledger.StateReader.open(settings, "words", of) as reader:
             return [row["word"] for row in act(reader) if row is not None]
 
-    def scanned(reader: StateReader) -> list[Any]:
+    def scanned(reader: ledger.StateReader) -> list[Any]:
         with reader.scan() as (_, rows):
             return list(rows)
 
     def answered() -> list[str]:
-        with LedgerReader(settings) as reader:
-            return [row[0] for row in ask(reader, ALL, {}).rows]
+        with ledger.LedgerReader(settings) as reader:
+            return [row[0] for row in ledger.ask(reader, ALL, {}).rows]
 
     def queried(query: StateQuery) -> list[str]:
         with flow.store.queried_states(replace(flow.spec, queries=(query.read,))) as states:
@@ -86,15 +72,15 @@ def _words(settings: Settings, flow: Flow) -> dict[str, Callable[[], list[str]]]
         "range of a view": lambda: read("versions", lambda reader: reader.range(limit=9).rows),
         "scan": lambda: read("counts", scanned),
         "query": answered,
-        "tidegate get": lambda: [row["word"] for row in key_lookup.get(settings, spec, keys) if row],
+        "tidegate get": lambda: [row["word"] for row in ledger.key_lookup.get(settings, spec, keys) if row],
         "tidegate inspect": lambda: [row["word"] for row in flow.rows("counts")],
         "state query": lambda: queried(StateQuery("words.counts")),
         "state query as of latest": lambda: queried(LATEST),
     }
 
 
-def _asked(settings: Settings, state: QueriedState) -> list[str]:
-    with executor_lookup.connected(settings.conninfo(user=settings.pg_stager), "a test") as connection:
+def _asked(settings: Settings, state: ledger.QueriedState) -> list[str]:
+    with ledger.executor_lookup.connected(settings.conninfo(user=settings.pg_stager), "a test") as connection:
         return [row[0] for _, row in sorted(state.reading(2, ["word"]).rows(connection, [("a",), ("b",)]))]
 
 
@@ -117,10 +103,10 @@ def test_a_reader_that_waits_for_a_table_to_be_made_again_finds_its_rows(
     with ThreadPoolExecutor(len(reads)) as threads:
         with migrations.connected(settings) as connection:
             for state in words.spec.states:
-                table_swap.make_again(connection, "words", state)
+                ledger.table_swap.make_again(connection, "words", state)
             answers = {how: threads.submit(read) for how, read in reads.items()}
             until(lambda: waiting() == len(reads))
-            registration.register(connection, words.spec)  # makes the view again
+            ledger.registration.register(connection, words.spec)  # makes the view again
         assert {how: answer.result(60) for how, answer in answers.items()} == expected
     monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.2)
     with words.store.queried_states(replace(words.spec, queries=(LATEST.read,))) as queried:
@@ -129,7 +115,7 @@ def test_a_reader_that_waits_for_a_table_to_be_made_again_finds_its_rows(
             pytest.raises(StoreUnavailable, match="migrating: a lock timeout"),
             migrations.connected(settings) as connection,
         ):
-            table_swap.make_again(connection, "words", words.spec.states[0])
+            ledger.table_swap.make_again(connection, "words", words.spec.states[0])
         assert _asked(settings, queried["words.counts"]) == ["a", "b"]
 
 
@@ -190,7 +176,7 @@ def test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone(flow: Be
 
     def redo_is_refused(error: type[Exception], message: str, txid: int = 2) -> None:
         with refused(settings, error, match=message):
-            f.owner.redo_batch(f.spec, txid, Redo("an operator", "x"))
+            f.owner.redo_batch(f.spec, txid, ledger.Redo("an operator", "x"))
 
     f.commit(1)
     f.commit(2)
@@ -209,7 +195,7 @@ def test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone(flow: Be
     history = f.store.batch_history("flow", 2)
     assert (history.commit["attempt"], history.commit["owner"]) == (3, "an operator")
     with f.owner.engine.connect() as connection:
-        (action,) = connection.execute(sa.select(tables.operator_action)).mappings()
+        (action,) = connection.execute(sa.select(ledger.tables.operator_action)).mappings()
     assert (action["txid"], action["action"], action["reason"]) == (2, "redo", "it was wrong")
     f.settle(3, 2)
     assert f.metadata(3) == {"start": 2, "end": 4}
@@ -221,7 +207,7 @@ def test_a_state_without_previous_values_is_not_redone(flow: Begin, settings: Se
     f = flow("transactional", "transactional", [("a", 1)])
     f.plan(1)
     f.complete(1)
-    for redo in (lambda: f.start(1, mode="redo"), lambda: f.owner.redo_batch(f.spec, 1, Redo("an operator", "x"))):
+    for redo in (lambda: f.start(1, mode="redo"), lambda: f.owner.redo_batch(f.spec, 1, ledger.Redo("an operator", "x"))):
         with refused(settings, RangeRefused, "state per_key is not opaque, so it does not know what it was before"):
             redo()
 
@@ -266,7 +252,7 @@ def test_null_in_a_key_is_a_key_as_any_other(flows: Flows) -> None:
         found = [tuple(row[name] for name in (*names, "at", "label", "valid_to")) for row in f.rows(state)]
         assert len(found) == len(expected)
         assert set(found) == expected
-    stored = state_table_of(f.spec.states[0])
+    stored = ledger.state_table_of(f.spec.states[0])
     txids = set(f.by_hand(sa.select(*(stored.c[name] for name in (*names, "at", "txid")))))
     for row in f.rows("places"):
         key = tuple(row[name] for name in names)
@@ -277,7 +263,7 @@ def test_a_row_of_another_writer_stops_the_commit_of_rows(flows: Flows, settings
     """A row in the place of one that is to be appended is an alarm; nothing of the batch counts. Rows are found by place."""
     f = flows(Pipeline("rows", Stream("transactional"), {"log": Rows({"name": "text"})}))
     f.merge(log=[(0, "a"), (1, "b")])
-    found = key_lookup.get(settings, f.spec.states[0], [["1", "1"], ["2", "0"]])
+    found = ledger.key_lookup.get(settings, f.spec.states[0], [["1", "1"], ["2", "0"]])
     assert found == [{"txid": 1, "position": 1, "name": "b"}, None]
     f.put(f.next(), log=[(0, "c")])
     f.by_hand("INSERT INTO state.log (txid, position, name) VALUES (2, 0, 'another')")
@@ -310,8 +296,8 @@ def test_newest_rows_are_the_same_whether_each_column_is_compared_or_all_at_once
     ]
     found = []
     for name, many, record in (("narrow", 30, 1_000), ("wide", 0, 1_000), ("wider", 0, 3)):
-        monkeypatch.setattr(merge_into_states, "MANY_COLUMNS", many)
-        monkeypatch.setattr(merge_expressions, "MOST_IN_RECORD", record)
+        monkeypatch.setattr(ledger.merge_into_states, "MANY_COLUMNS", many)
+        monkeypatch.setattr(ledger.merge_expressions, "MOST_IN_RECORD", record)
         newest = Newest({"key": "text"}, **VERSION, null_keys=True)
         opaque = Newest({"key": "text"}, **VERSION, null_keys=True, kind="opaque", changes=True)
         f = flows(Pipeline(name, Stream("transactional"), {f"{name}_newest": newest}), batches=6)
@@ -329,7 +315,7 @@ def test_newest_rows_are_the_same_whether_each_column_is_compared_or_all_at_once
 
 
 def test_a_row_of_another_writer_stops_the_commit_of_whole_rows(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_into_states, "MANY_COLUMNS", 0)
+    monkeypatch.setattr(ledger.merge_into_states, "MANY_COLUMNS", 0)
     f = flows(Pipeline("wide", Stream("transactional"), {"wide": Newest({"key": "text"}, **VERSION)}))
     f.merge(wide=[["older", 0, False, "x", 1], ["newer", 1, False, "x", 1]])
     f.put(f.next(), wide=[["older", 0, False, "x", 2], ["newer", 2, False, "x", 2]])

@@ -14,27 +14,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.conftest import Tables
-from tidegate.jobs import (
-    Avg,
-    BitAnd,
-    BitOr,
-    BitXor,
-    BoolAnd,
-    BoolOr,
-    CollectList,
-    CollectSet,
-    Count,
-    First,
-    Histogram,
-    History,
-    Largest,
-    Last,
-    Newest,
-    Smallest,
-    State,
-    StdDev,
-    Variance,
-)
+from tidegate import jobs
 
 Row = dict[str, Any]
 # What Spark, CSV, arrays and JSON might take for something else.
@@ -54,33 +34,33 @@ COLUMNS: dict[str, tuple[str, Callable[[random.Random], Any]]] = {
 SCHEMA = {name: kind for name, (kind, _) in COLUMNS.items()}
 BY = {"at": "timestamptz", "n": "bigint"}
 AGGREGATES = {
-    "lines": Count(),
-    "mean": Avg("n"),
-    "mean_price": Avg("price", scale=2, digits=4),
-    "mean_ratio": Avg("ratio", scale=3, digits=8),
-    "spread": Variance("small"),
-    "spread_all": Variance("price", scale=2, digits=5, population=True),
-    "deviation": StdDev("ratio", scale=3),
-    "all_ok": BoolAnd("ok"),
-    "any_ok": BoolOr("ok"),
-    "bits_all": BitAnd("n"),
-    "bits_any": BitOr("small", "integer"),
-    "bits_odd": BitXor("n"),
-    "first_label": First("label", "text", BY),
-    "last_label": Last("label", "text", BY),
-    "labels": CollectSet("label", "text"),
-    "days": CollectSet("day", "date"),
-    "prices": CollectList("price", "numeric(10,2)", most=1000),
-    "moments": CollectList("at", "timestamptz", most=1000),
-    "least": Smallest("n", 3),
-    "most": Largest("label", 2, "text"),
-    "shares": Histogram("ratio", ["-0.5", 0, "0.125", 3], "numeric(10,3)"),
+    "lines": jobs.Count(),
+    "mean": jobs.Avg("n"),
+    "mean_price": jobs.Avg("price", scale=2, digits=4),
+    "mean_ratio": jobs.Avg("ratio", scale=3, digits=8),
+    "spread": jobs.Variance("small"),
+    "spread_all": jobs.Variance("price", scale=2, digits=5, population=True),
+    "deviation": jobs.StdDev("ratio", scale=3),
+    "all_ok": jobs.BoolAnd("ok"),
+    "any_ok": jobs.BoolOr("ok"),
+    "bits_all": jobs.BitAnd("n"),
+    "bits_any": jobs.BitOr("small", "integer"),
+    "bits_odd": jobs.BitXor("n"),
+    "first_label": jobs.First("label", "text", BY),
+    "last_label": jobs.Last("label", "text", BY),
+    "labels": jobs.CollectSet("label", "text"),
+    "days": jobs.CollectSet("day", "date"),
+    "prices": jobs.CollectList("price", "numeric(10,2)", most=1000),
+    "moments": jobs.CollectList("at", "timestamptz", most=1000),
+    "least": jobs.Smallest("n", 3),
+    "most": jobs.Largest("label", 2, "text"),
+    "shares": jobs.Histogram("ratio", ["-0.5", 0, "0.125", 3], "numeric(10,3)"),
 }
-NEWEST = Newest({"name": "text"}, {"label": "text", "price": "numeric(10,2)"}, {"at": "timestamptz"}, deleted="ok")
-VERSIONS = History({"name": "text"}, {"day": "date"}, {"moment": "bigint"}, deleted="ok")
+NEWEST = jobs.Newest({"name": "text"}, {"label": "text", "price": "numeric(10,2)"}, {"at": "timestamptz"}, deleted="ok")
+VERSIONS = jobs.History({"name": "text"}, {"day": "date"}, {"moment": "bigint"}, deleted="ok")
 STATES = {
-    "per_name": State({"name": "text"}, AGGREGATES),
-    "overall": State(aggregates=AGGREGATES),
+    "per_name": jobs.State({"name": "text"}, AGGREGATES),
+    "overall": jobs.State(aggregates=AGGREGATES),
     "newest": NEWEST,
     "versions": VERSIONS,
     "joined": replace(VERSIONS, collapse=True),

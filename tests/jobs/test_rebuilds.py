@@ -9,36 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests import steps
+from tests import store as ledger
 from tests.sources.in_process import counted_here
 from tests.statements import execute
-from tests.store import (
-    HOME_VARIABLE,
-    LedgerReader,
-    Mend,
-    PipelineSpec,
-    Request,
-    range_partitions,
-    rebuilds,
-    version_of,
-)
-from tidegate import migrations
-from tidegate.jobs import (
-    Check,
-    Count,
-    Files,
-    History,
-    Inputs,
-    Max,
-    Newest,
-    Pipeline,
-    Ranges,
-    Rows,
-    State,
-    StateQuery,
-    Sum,
-    Tumbling,
-    Update,
-)
+from tidegate import jobs, migrations
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import CheckFailed, DeclarationChanged, PipelineRetired, RangeRefused
 
@@ -47,25 +21,25 @@ __all__ = ["counted_here"]  # a fixture
 here = pytest.mark.usefixtures("counted_here")
 numbers = count()
 SCHEMA = {"at": "timestamp", "shop": "string", "cents": "int"}
-COUNTED = {"sold": Count()}
-SUMMED = {"sold": Count(), "cents": Sum("cents", "bigint"), "dearest": Max("cents", "integer")}
+COUNTED = {"sold": jobs.Count()}
+SUMMED = {"sold": jobs.Count(), "cents": jobs.Sum("cents", "bigint"), "dearest": jobs.Max("cents", "integer")}
 BY_SHOP = {"shop": "text"}
 
 
-def by_shop(aggregates: Any, **more: Any) -> State:
-    return State(key=BY_SHOP, aggregates=aggregates, **more)
+def by_shop(aggregates: Any, **more: Any) -> jobs.State:
+    return jobs.State(key=BY_SHOP, aggregates=aggregates, **more)
 
 
 CHANGED = {"by_shop": by_shop(SUMMED)}
 
 
-def sales(version: int = 1, **changed: Any) -> Pipeline:
+def sales(version: int = 1, **changed: Any) -> jobs.Pipeline:
     usual: dict[str, Any] = {
-        "source": Files("sales", glob="*.csv", format="csv", schema=SCHEMA, max_files=1),
+        "source": jobs.Files("sales", glob="*.csv", format="csv", schema=SCHEMA, max_files=1),
         "states": {"by_shop": by_shop(COUNTED)},
         "tries": 1,
     }
-    return Pipeline("inbox", version=version, **usual | changed)
+    return jobs.Pipeline("inbox", version=version, **usual | changed)
 
 
 class Shops:
@@ -82,26 +56,26 @@ class Shops:
         lines = [f"2026-01-{day:02d}T{hour:02d}:00:00Z,{shop},{cents}" for hour, shop, cents in rows]
         (self.settings.home / f"sales/{day:02d}.csv").write_text("\n".join(["at,shop,cents", *lines, ""]))
 
-    def begin(self, pipeline: Pipeline) -> Pipeline:
+    def begin(self, pipeline: jobs.Pipeline) -> jobs.Pipeline:
         """Register a pipeline and run what it can."""
         self.register(pipeline)
         self.run(pipeline)
         return pipeline
 
-    def run(self, pipeline: Pipeline) -> list[int]:
+    def run(self, pipeline: jobs.Pipeline) -> list[int]:
         return steps.run(self.settings, pipeline, f"run {next(numbers)}")
 
-    def rebuild(self, pipeline: Pipeline) -> list[int]:
+    def rebuild(self, pipeline: jobs.Pipeline) -> list[int]:
         txids: list[int] = []
         with self.owner() as owner:
             while (progress := owner.begin_rebuild(pipeline.spec)).rebuilt < progress.committed:
                 txids += self.run(pipeline.rebuild())
         return txids
 
-    def redo(self, pipeline: Pipeline) -> None:
+    def redo(self, pipeline: jobs.Pipeline) -> None:
         steps.redo(self.settings, pipeline, 2, owner="me", reason="a test")
 
-    def migrate(self, pipeline: Pipeline) -> None:
+    def migrate(self, pipeline: jobs.Pipeline) -> None:
         migrations.new_revision(self.settings, [pipeline.spec], "changed")
         assert migrations.upgrade(self.settings, [pipeline.spec])[1] == [pipeline.name]
 
@@ -120,8 +94,8 @@ class Shops:
 
     def version(self) -> str:
         """Return what readers know an answer's states by."""
-        with LedgerReader(self.settings) as ledger, ledger.snapshot("reading the version") as connection:
-            return str(version_of(connection, "inbox"))
+        with ledger.LedgerReader(self.settings) as reader, reader.snapshot("reading the version") as connection:
+            return str(ledger.version_of(connection, "inbox"))
 
     def sums(self) -> dict[str, tuple[int, int]]:
         return {shop: (sold, cents) for shop, sold, cents in self.ask("SELECT shop, sold, cents FROM state.by_shop")}
@@ -129,13 +103,13 @@ class Shops:
 
 @pytest.fixture
 def shops(settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Shops:
-    monkeypatch.setenv(HOME_VARIABLE, str(settings.home))
+    monkeypatch.setenv(ledger.HOME_VARIABLE, str(settings.home))
     (settings.home / "pipelines").mkdir()
     return Shops(settings, register)
 
 
 @pytest.fixture
-def counted(shops: Shops, counted_here: None) -> Pipeline:
+def counted(shops: Shops, counted_here: None) -> jobs.Pipeline:
     """Return the pipeline as it is declared now; what it was has run."""
     shops.begin(sales())
     return sales(2, states=CHANGED)
@@ -144,19 +118,19 @@ def counted(shops: Shops, counted_here: None) -> Pipeline:
 OF_TIME: dict[str, Any] = {"columns": {"cents": "integer"}, "order_by": {"at": "timestamptz"}}
 WITH_CENTS = {"shop": "text", "cents": "integer"}
 CHANGES: dict[str, Any] = {"kind": "opaque", "changes": True}
-DAYS, QUARTERS = Tumbling("at", "1 day"), Tumbling("at", "6 hours", final_after="1 hour", emit_final=True)
-BY_MONTH = Rows({"at": "timestamptz"}, range_partitions=Ranges("at", "month"))
-BY_DAY = Rows({"at": "timestamptz", "cents": "integer"}, range_partitions=Ranges("at", "day"))
+DAYS, QUARTERS = jobs.Tumbling("at", "1 day"), jobs.Tumbling("at", "6 hours", final_after="1 hour", emit_final=True)
+BY_MONTH = jobs.Rows({"at": "timestamptz"}, range_partitions=jobs.Ranges("at", "month"))
+BY_DAY = jobs.Rows({"at": "timestamptz", "cents": "integer"}, range_partitions=jobs.Ranges("at", "day"))
 # Each state as it was, and as it is declared now; None: it was or is not there.
 KINDS: dict[str, tuple[Any, Any]] = {
-    "another_key": (by_shop(COUNTED), State(key=WITH_CENTS, aggregates=COUNTED)),
-    "a_state_less": (State(key={}, aggregates=COUNTED), None),
-    "a_state_more": (None, State(key={}, aggregates=SUMMED)),
+    "another_key": (by_shop(COUNTED), jobs.State(key=WITH_CENTS, aggregates=COUNTED)),
+    "a_state_less": (jobs.State(key={}, aggregates=COUNTED), None),
+    "a_state_more": (None, jobs.State(key={}, aggregates=SUMMED)),
     "windows": (by_shop(COUNTED, window=DAYS), by_shop(SUMMED, window=QUARTERS)),
     "rows": (BY_MONTH, BY_DAY),
     "changes": (by_shop(COUNTED, **CHANGES), by_shop(SUMMED, **CHANGES)),
-    "newest": (Newest(BY_SHOP, **OF_TIME), Newest(BY_SHOP, **OF_TIME, null_keys=True)),
-    "history": (History(BY_SHOP, **OF_TIME, kind="opaque"), History(BY_SHOP, **OF_TIME, **CHANGES)),
+    "newest": (jobs.Newest(BY_SHOP, **OF_TIME), jobs.Newest(BY_SHOP, **OF_TIME, null_keys=True)),
+    "history": (jobs.History(BY_SHOP, **OF_TIME, kind="opaque"), jobs.History(BY_SHOP, **OF_TIME, **CHANGES)),
 }
 NAMED_AS_REBUILDS = """
     SELECT conname FROM pg_constraint WHERE connamespace = 'state'::regnamespace AND conname ~ '__v'
@@ -168,7 +142,7 @@ NAMED_AS_REBUILDS = """
 def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
     shops: Shops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(range_partitions, "TXIDS", 1)  # what is recorded of each txid is in a partition of its own
+    monkeypatch.setattr(ledger.range_partitions, "TXIDS", 1)  # what is recorded of each txid is in a partition of its own
     (shops.settings.home / "sales/02.csv").unlink()
     shops.begin(sales(states={name: before for name, (before, _) in KINDS.items() if before}))
     states = {name: after for name, (_, after) in KINDS.items() if after}
@@ -194,14 +168,14 @@ def test_what_was_decided_about_a_record_is_kept_to_its_place(shops: Shops) -> N
     for folder in ("sales", "south"):
         (shops.settings.home / folder / "03.csv").write_text("at,shop,cents\n2026-01-03T09:00:00Z,Faro,-5\n")
     files = replace(sales().source, max_files=3)
-    source = Inputs({"north": files, "south": replace(files, folder="south")})
+    source = jobs.Inputs({"north": files, "south": replace(files, folder="south")})
     checks = {name: {"priced": "cents > -5"} for name in ("north", "south")}
     first = shops.begin(sales(source=source, check=checks, on_poison="quarantine"))
     changed = sales(2, source=source, check={"south": checks["south"]}, states=CHANGED, on_poison="quarantine")
     with shops.store() as store:
         (north, south) = store.quarantined("inbox")
         assert north["payload"] == south["payload"]
-        mended = Mend(north["payload"].replace("-5", "70"), "me", "a typo")
+        mended = ledger.Mend(north["payload"].replace("-5", "70"), "me", "a typo")
         store.mend_quarantined("inbox", 1, north["number"], mended)
         assert store.replay_quarantined(first.spec, "me", "mended") == (2, 2)
         assert shops.run(first) == [2]
@@ -215,7 +189,7 @@ def test_what_was_decided_about_a_record_is_kept_to_its_place(shops: Shops) -> N
         assert [(bad["origin"][:5], bad["mended_payload"]) for bad in store.quarantined("inbox")] == [("south", None)]
 
 
-def begun_opaque(shops: Shops) -> tuple[Pipeline, Pipeline]:
+def begun_opaque(shops: Shops) -> tuple[jobs.Pipeline, jobs.Pipeline]:
     """Run the pipeline over an opaque source, and begin its rebuild; return it as it was declared, and as it is now."""
     source = replace(sales().source, kind="opaque")
     first = shops.begin(sales(states={"by_shop": by_shop(COUNTED, kind="opaque")}, source=source))
@@ -233,7 +207,7 @@ def test_a_redo_of_what_is_being_rebuilt_is_refused(shops: Shops) -> None:
     with pytest.raises(RangeRefused, match="inbox 2 cannot be redone: inbox__v2 computes it again"):
         shops.redo(first)
     with shops.owner() as owner:
-        owner.retire("inbox__v2", Request("me", "wrong"))
+        owner.retire("inbox__v2", ledger.Request("me", "wrong"))
     shops.redo(first)
 
 
@@ -244,7 +218,7 @@ def test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_agai
     first, changed = begun_opaque(shops)
     plan_as_usual, redone = StateStore.batches_to_rebuild, []
 
-    def planned(store: StateStore, spec: PipelineSpec, after: int, most: int) -> list[dict[str, Any]]:
+    def planned(store: StateStore, spec: ledger.PipelineSpec, after: int, most: int) -> list[dict[str, Any]]:
         found = plan_as_usual(store, spec, after, most)
         if not redone:
             shops.sell(2, (9, "Faro", 33))
@@ -263,7 +237,7 @@ def test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_agai
 @here
 @pytest.mark.promise("I24")
 def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again(shops: Shops) -> None:
-    blocks = {"priced": Check(lambda batch: sa.select(batch.state("by_shop").c.shop).where(batch.source_rows > 3))}
+    blocks = {"priced": jobs.Check(lambda batch: sa.select(batch.state("by_shop").c.shop).where(batch.source_rows > 3))}
     shops.sell(2, *[(9, "Lisbon", 1000)] * 4)
     first, changed = sales(checks=blocks), sales(2, checks=blocks, states=CHANGED)
     with pytest.raises(CheckFailed):
@@ -285,24 +259,24 @@ def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_a
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"states": {"by_shop": Update({"shop": "text"}, lambda _batch: None)}}, "by_shop is an update of your own"),
-    ({"queries": [StateQuery("inbox.by_shop")], "transform": lambda rows: rows}, "its transform reads its own states"),
+    ({"states": {"by_shop": jobs.Update({"shop": "text"}, lambda _batch: None)}}, "by_shop is an update of your own"),
+    ({"queries": [jobs.StateQuery("inbox.by_shop")], "transform": lambda rows: rows}, "its transform reads its own states"),
     ({"version": 1}, "first raise its version above 1"),
 ]
 
 
-def test_what_would_count_twice_or_see_other_states_is_not_rebuilt(shops: Shops, counted: Pipeline) -> None:
+def test_what_would_count_twice_or_see_other_states_is_not_rebuilt(shops: Shops, counted: jobs.Pipeline) -> None:
     """Nor does a rebuild take the place of what another pipeline has begun to read."""
     with shops.owner() as owner:
         for changed, refusal in REFUSED:
             with pytest.raises(DeclarationChanged, match=refusal):
                 owner.begin_rebuild(replace(counted, **changed).spec)
     shops.rebuild(counted)
-    query = StateQuery("inbox.by_shop", as_of="latest", allow_not_repeatable=True)
+    query = jobs.StateQuery("inbox.by_shop", as_of="latest", allow_not_repeatable=True)
     states = {"by_later": by_shop(COUNTED)}
-    shops.register(Pipeline("later", sales().source, states, transform=lambda rows: rows, queries=[query]))
+    shops.register(jobs.Pipeline("later", sales().source, states, transform=lambda rows: rows, queries=[query]))
     with migrations.connected(shops.settings) as connection:
-        (why,) = rebuilds.find(connection, [counted.spec]).pending.values()
+        (why,) = ledger.rebuilds.find(connection, [counted.spec]).pending.values()
     assert "later follows or reads its states" in why
 
 
@@ -345,7 +319,7 @@ GIVE = (
 )
 
 
-def test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one(shops: Shops, counted: Pipeline) -> None:
+def test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one(shops: Shops, counted: jobs.Pipeline) -> None:
     shops.ask(*GIVE)
     before = [text for (text,) in shops.ask(GIVEN)]
     assert len(before) == 20
@@ -370,7 +344,7 @@ HIDDEN = (
 )
 
 
-def test_who_may_not_read_a_state_may_not_read_what_is_rebuilt(shops: Shops, counted: Pipeline) -> None:
+def test_who_may_not_read_a_state_may_not_read_what_is_rebuilt(shops: Shops, counted: jobs.Pipeline) -> None:
     """The tables of a rebuild have the default privileges of new tables, by which every reader would see them."""
     for version, statements in enumerate(HIDDEN, start=2):
         shops.ask(*statements)
@@ -380,14 +354,14 @@ def test_who_may_not_read_a_state_may_not_read_what_is_rebuilt(shops: Shops, cou
         assert shops.ask(readable) == [(version == 2,)]
 
 
-def test_a_declaration_that_changes_during_its_rebuild_needs_another_version(shops: Shops, counted: Pipeline) -> None:
+def test_a_declaration_that_changes_during_its_rebuild_needs_another_version(shops: Shops, counted: jobs.Pipeline) -> None:
     """Even before its first commit: its tables are those of the former declaration."""
-    other = replace(counted, states={"by_shop": State(key={}, aggregates=SUMMED)})
+    other = replace(counted, states={"by_shop": jobs.State(key={}, aggregates=SUMMED)})
     with shops.owner() as owner:
         owner.begin_rebuild(counted.spec)
         with pytest.raises(DeclarationChanged, match=r"inbox__v2 was begun for another declaration of inbox\. Raise"):
             owner.begin_rebuild(other.spec)
-        owner.retire("inbox__v2", Request("me", "wrong"))
+        owner.retire("inbox__v2", ledger.Request("me", "wrong"))
         with pytest.raises(PipelineRetired):
             owner.begin_rebuild(counted.spec)
         with pytest.raises(RangeRefused, match="inbox__v2 cannot be reinstated: what it has read may have been redone"):
