@@ -228,6 +228,7 @@ def test_a_moment_at_a_bound_is_on_the_side_that_is_documented(windows: Begin) -
     f.count([("a", 2 * HOUR + 2, 1)])
     assert sorted(row[1] for row in f.found()) == [HOUR, 2 * HOUR, 3 * HOUR], "the watermark before it was 3 hours"
     assert f.emitted() == {3: [(*first, 1, 2, 2)], 5: [(*second, HOUR + 1, 2, 2)]}
+    assert len(f.late(f.count([("a", 2 * HOUR - 1, 7)]))) == 1, "the watermark is that of 3 hours still"
 
 
 @pytest.mark.promise("I22")
