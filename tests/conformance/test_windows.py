@@ -232,6 +232,20 @@ def test_a_moment_at_a_bound_is_on_the_side_that_is_documented(windows: Begin) -
 
 
 @pytest.mark.promise("I22")
+def test_sessions_a_whole_gap_apart_are_two(windows: Begin) -> None:
+    f = windows(declare(WINDOWS["sessions"]))
+    f.count([("clock", 60 * MINUTE, 1)])
+    f.count([("forward", 0, 1), ("back", 30 * MINUTE, 1), ("at once", 0, 1), ("at once", 30 * MINUTE, 1)])
+    f.count([("forward", 30 * MINUTE, 1), ("back", 0, 1)])
+    keys = ("at once", "back", "forward")
+    own = [(row[0], row[1] // MINUTE, row[2] // MINUTE, row[-1]) for row in f.found() if row[0] in keys]
+    assert own == [(key, start, start + 30, 1) for key in keys for start in (0, 30)], "none has changed another"
+    f.count([(key, 15 * MINUTE, 1) for key in keys])
+    joined = [row for row in f.found() if row[0] in keys]
+    assert joined == [(key, 0, 60 * MINUTE, 30 * MINUTE, 3, 3, 3) for key in keys]
+
+
+@pytest.mark.promise("I22")
 def test_what_overlaps_a_final_session_is_late_also_when_that_is_removed(windows: Begin) -> None:
     """The piece alone would still be open: its session is final, and gone after the next batch."""
     f = windows(declare(WINDOWS["sessions_removed_at_once"]))

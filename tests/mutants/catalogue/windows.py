@@ -9,6 +9,7 @@ MERGE = in_file("state_store/commit/merge_into_states.py")
 TESTS = "tests/conformance/test_windows.py"
 MODEL = f"{TESTS}::test_windows_after_each_batch_are_those_of_plain_python"
 BOUNDS = f"{TESTS}::test_a_moment_at_a_bound_is_on_the_side_that_is_documented"
+SESSIONS = f"{TESTS}::test_sessions_a_whole_gap_apart_are_two"
 LATE_FOR_SESSIONS = f"{TESTS}::test_what_overlaps_a_final_session_is_late_also_when_that_is_removed"
 REDO = f"{TESTS}::test_a_redo_takes_back_windows_watermark_and_what_became_final"
 
@@ -57,12 +58,14 @@ MUTANTS = (
         "[-event_windows.take_back(connection, state, txid)-]{+pass+}", REDO
     ),
     SESSION("sessions-a-whole-gap-apart-are-joined-to-the-one-before", "I22", "_touched")(
-        "last.c[WINDOW_END] >{+=+} start", MODEL
+        "last.c[WINDOW_END] >{+=+} start", SESSIONS
     ),
     SESSION("sessions-a-whole-gap-apart-are-joined-to-the-one-after", "I22", "_touched")(
-        "kept.c[WINDOW_START] <{+=+} end", MODEL
+        "kept.c[WINDOW_START] <{+=+} end", SESSIONS
     ),
-    SESSION("pieces-a-whole-gap-apart-are-one-session", "I22", "_numbered")("members.c[WINDOW_START] <{+=+} until, 0", MODEL),
+    SESSION("pieces-a-whole-gap-apart-are-one-session", "I22", "_numbered")(
+        "members.c[WINDOW_START] <{+=+} until, 0", SESSIONS
+    ),
     SESSION("a-session-of-a-later-txid-is-taken-out", "I14", "join")(
         "if done.[-newer or done.-]touched != done.removed or", f"{TESTS}::test_a_session_of_another_writer_stops_the_commit"
     ),
