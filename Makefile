@@ -29,7 +29,7 @@ prove: setup ## Drive the ledger by random histories beside a model, for BUDGET 
 chaos: setup ## Kill, stop and cut off parts of a running stack, for BUDGET minutes; compare with a clean run
 	@$(BIN)/python -m tests.chaos $(BUDGET)
 
-OF_LEDGER = tests/conformance $(wildcard $(patsubst %,tests/integration/test_%.py,migrations schema roles ordered_commit commit_ready attempts measures checks))
+OF_LEDGER = tests/conformance $(wildcard $(patsubst %,tests/integration/test_%.py,migrations registration roles ordered_commit commit_ready attempts shown checks))
 cluster-test: setup ## Run what needs several machines: a Spark cluster, Celery workers, a standby; the ledger's tests on PostgreSQL 15 to 17 (an hour)
 	@CLUSTER=1 $(BIN)/pytest --durations 0 --timeout 1800 tests/cluster
 	@for version in 15 16 17; do POSTGRES_OF_TESTS=$$version $(BIN)/pytest -q -x $(OF_LEDGER) || exit 1; done

@@ -235,7 +235,7 @@ def test_a_query_is_listed_and_answered_with_its_txid(tidegate: CommandLine, reg
     with StateStore.connect(tidegate.settings) as store:
         tally = Tally(store, word_count.PIPELINE.spec)
         for txid in tally.plan(2):
-            tally.process_states(txid, {"word_count": [("the", 2), (f"new {txid}", 1)]})
+            tally.process(txid, word_count=[("the", 2), (f"new {txid}", 1)])
             tally.commit(txid)
     answer = {"query": "words_total", "txids": {"word_count": 2}, "columns": [{"name": "total", "type": "numeric"}]}
     assert tidegate.json("query", "words_total", "the", "new 1", "unknown") == {**answer, "rows": [{"total": "5"}]}

@@ -1,21 +1,16 @@
 """A pipeline with two states, whose batches go through the real ledger without Spark: tests stage the rows."""
 
-import os
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psycopg2
 import pytest
 import sqlalchemy as sa
-from psycopg2 import sql
 
-from tests import in_process
 from tests.batches import Row, stage
+from tests.statements import execute
 from tests.store import Attempt, Commit, Mode, PipelineSpec, StagedPartition, Tracked, encode_metadata, state_tables, tables
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
@@ -32,21 +27,12 @@ TALLY = Pipeline(
         "per_day": State(key={"day": "date"}, aggregates={"sold": Count()}),
     },
 )
+ROW = [("a", 1, 1, 1, 1)]  # of per_shop
 PATIENCE_SECONDS = 60
-WAITS = (
-    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND {} AND "
-    "pid <> pg_backend_pid()"
-)
-# Commits wait for a session that holds this lock after everything else, in the COMMIT itself.
-IN_COMMIT = """
-CREATE FUNCTION public.waits() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
-BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$;
-CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON tidegate.commit DEFERRABLE INITIALLY DEFERRED
-FOR EACH ROW EXECUTE FUNCTION public.waits()
-"""
 BIGINT_MAX = 2**63 - 1
 
 Execute = Callable[..., list[tuple]]
+Step = Callable[[], object]
 
 
 class Tally:
@@ -63,6 +49,15 @@ class Tally:
         assert txids is not None
         return txids
 
+    def having(self, planned: int, processed: int = 0, committed: int = 0, **rows: Iterable[Row]) -> "Tally":
+        """Plan batches, process the first of them, all with the same rows, and commit the first of those."""
+        self.plan(planned)
+        for txid in range(1, processed + 1):
+            self.process(txid, **{"shops": ROW} | rows)
+        for txid in range(1, committed + 1):
+            self.commit(txid)
+        return self
+
     def start(self, txid: int, *, mode: Mode = "resume") -> Attempt:
         attempt = self.store.start_attempt(self.spec, txid, "test", mode=mode)
         assert isinstance(attempt, Attempt)
@@ -74,19 +69,27 @@ class Tally:
         assert spec is not None
         return stage(self.store.settings, attempt, spec, rows, partition)
 
-    def process(self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, mode: Mode = "resume") -> Attempt:
-        return self.process_states(txid, {"per_shop": shops, "per_day": days}, mode=mode)
-
-    def process_states(
-        self, txid: int, rows: Mapping[str, Iterable[Row]], *, source_rows: int = 0, mode: Mode = "resume"
+    def process(
+        self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, mode: Mode = "resume", **states: Iterable[Row]
     ) -> Attempt:
+        """Start, stage and seal: rows of both states, or of these."""
         attempt = self.start(txid, mode=mode)
-        staged = [self.stage(attempt, state, partials) for state, partials in rows.items()]
-        self.store.seal(attempt, staged, Tracked(source_rows))
+        rows = states or {"per_shop": shops, "per_day": days}
+        self.store.seal(attempt, [self.stage(attempt, state, partials) for state, partials in rows.items()], Tracked(0))
         return attempt
+
+    def fail(self, txid: int, error: str = "MALFORMED_RECORD: a.csv, line 3.", *, is_poison: bool = True) -> int:
+        return self.store.fail_attempt(self.start(txid), error, is_poison=is_poison)
 
     def commit(self, txid: int) -> Commit:
         return self.store.commit_batch(self.spec, txid, "test")
+
+    def commit_ready(self, **how: Any) -> list[int]:
+        return [commit.txid for commit in self.store.commit_ready(self.spec, "test", **how)]
+
+    def complete(self, txid: int, *rows: Iterable[Row]) -> Commit:
+        self.process(txid, *rows)
+        return self.commit(txid)
 
     def state(self, name: str = "per_shop") -> list[tuple]:
         """Return a state's rows in key order: its columns, then the txid that wrote the row last."""
@@ -94,13 +97,30 @@ class Tally:
         assert spec is not None
         return [tuple(row.values()) for row in self.store.state_rows(spec)]
 
+    def sql(self, statement: str, parameters: object = None, *, role: str = "tidegate_owner") -> list[tuple]:
+        """Run statements as a role, on a connection of their own; return the rows of the last."""
+        return execute(self.store.settings.conninfo(user=role), statement, parameters)
+
+    def next_steps(self, txid: int) -> list[Step]:
+        """Return what a pipeline does next, if this txid waits for its commit."""
+        return [
+            lambda: self.plan(run_id="next"),
+            lambda: self.commit(txid),
+            self.commit_ready,
+            lambda: self.start(txid + 1),
+        ]
+
+    def refuses(self, error: type[Exception] | tuple[type[Exception], ...], match: str, *steps: Step) -> str:
+        """Check that steps are refused, and have changed neither ledger nor states; return what the last one says."""
+        before = contents(self.store.settings)
+        for step in steps:
+            with pytest.raises(error, match=match or None) as refusal:
+                step()
+        assert contents(self.store.settings) == before
+        return str(refusal.value)
+
 
 TallyOf = Callable[[Pipeline], Tally]
-
-
-def run_verb(settings: Settings, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | in_process.environment_of(replace(settings, home=folder))
-    return in_process.run(arguments, environment, folder)
 
 
 def frozen(*numbers: int) -> list[bytes]:
@@ -129,10 +149,22 @@ def refused(settings: Settings, error: type[Exception], match: str | None = None
 
 
 @contextmanager
-def holding(settings: Settings, statement: str) -> Iterator[psycopg2.extensions.connection]:
-    with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as holder:
+def holding(settings: Settings, statement: str, user: str = "postgres") -> Iterator[psycopg2.extensions.connection]:
+    """Run a statement in a session that calls itself psql, and leave its transaction open."""
+    with closing(psycopg2.connect(**settings.conninfo(user=user), application_name="psql")) as holder:
         holder.cursor().execute(statement)
         yield holder
+        holder.rollback()  # closing alone would not wait until the server has released the lock
+
+
+@contextmanager
+def listening(store: StateStore, event: str, listener: Callable[..., None], **how: Any) -> Iterator[None]:
+    """Call a function at each event of a store's connections, such as its commits."""
+    sa.event.listen(store.engine, event, listener, **how)
+    try:
+        yield
+    finally:
+        sa.event.remove(store.engine, event, listener)
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -160,15 +192,15 @@ def tally_of(store: StateStore, register: Callable[..., None]) -> TallyOf:
 
 
 @pytest.fixture
+def owner(settings: Settings) -> Iterator[StateStore]:
+    with StateStore.connect(settings, user=settings.pg_owner) as store:
+        yield store
+
+
+@pytest.fixture
 def as_role(settings: Settings) -> Execute:
-    """A function that runs one statement as a role, on a separate connection, and commits it."""
-
-    def execute(role: str, statement: str, parameters: object = None) -> list[tuple]:
-        with closing(psycopg2.connect(**settings.conninfo(user=role))) as connection, connection, connection.cursor() as cursor:
-            cursor.execute(sql.SQL(statement), parameters)
-            return cursor.fetchall() if cursor.description else []
-
-    return execute
+    """A function that runs statements as a role, on a connection of their own."""
+    return lambda role, statement, parameters=None: execute(settings.conninfo(user=role), statement, parameters)
 
 
 @pytest.fixture
@@ -177,9 +209,7 @@ def waiting(as_role: Execute) -> Callable[[], int]:
     return lambda: as_role("postgres", statement)[0][0]
 
 
-def merge_steps(
-    tally: Tally, commit: Callable[[], object], statement_with: str = "INTO state.per_shop"
-) -> list[dict[str, Any]]:
+def merge_steps(tally: Tally, commit: Step, statement_with: str = "INTO state.per_shop") -> list[dict[str, Any]]:
     """Commit, and return the steps of Postgres' plan for the statement with this text, last step first.
 
     The plan is requested right before the statement; its first step lists the settings that differ from the server's.
@@ -192,11 +222,8 @@ def merge_steps(
             ((explained,),) = cursor.fetchone()
             plans.append(explained["Plan"] | {"Settings": explained.get("Settings", {})})
 
-    sa.event.listen(tally.store.engine, "before_cursor_execute", explain)
-    try:
+    with listening(tally.store, "before_cursor_execute", explain):
         commit()
-    finally:
-        sa.event.remove(tally.store.engine, "before_cursor_execute", explain)
     (plan,) = plans
     steps = [plan]
     for step in steps:

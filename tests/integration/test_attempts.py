@@ -1,76 +1,62 @@
-"""Batches are opened once, and the newest attempt owns a batch: nothing that older attempts do counts."""
+"""Batches are opened once, and the newest attempt owns a batch: nothing that older attempts do counts.
+
+Idle tasks go on with batches that no task has begun; who finds another process at work on a batch waits for that process.
+"""
 
 import hashlib
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 
 import psycopg2
 import pytest
 
-from tests.integration.conftest import Execute, Tally, contents, frozen, refused, until
-from tests.store import MAX_METADATA_BYTES, MAX_TXID, STAGING_DROPS_PER_PLAN, BatchInput, NotStarted, Tracked, registration
+from tests.integration.conftest import ROW, TALLY, Tally, contents, frozen, holding, until
+from tests.store import MAX_METADATA_BYTES, MAX_TXID, STAGING_DROPS_PER_PLAN, BatchInput, Mode, NotStarted, attempts, errors
 from tidegate import migrations
+from tidegate.jobs.engine import worker
+from tidegate.jobs.engine.processing import Done, Processed
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import (
-    AttemptFenced,
-    DeclarationChanged,
-    HoleDetected,
-    MetadataCorrupt,
-    RangeRefused,
-    SchemaOutOfDate,
-    UnknownBatch,
-    Unprocessed,
-)
-
-# plan
 
 
-def test_a_plan_continues_what_was_opened_and_is_made_once(tally: Tally, settings: Settings) -> None:
-    """A run gets its first answer again, whatever the source holds by now; a planner with a stale view has to look again."""
-    store = tally.store
-    assert tally.plan(2, run_id="monday") == [1, 2]
-    before = contents(settings)
-    assert store.open_batches(tally.spec, "monday", [], seen_batch(2), frozen(3, 4)) == [1, 2]
-    assert store.open_batches(tally.spec, "monday", [], None, []) == [1, 2]
-    assert store.run_txids("tally", "monday") == [1, 2]
-    assert store.open_batches(tally.spec, "stale", [], None, frozen(1, 2, 3)) is None
-    with pytest.raises(RangeRefused, match="tally has no txid 7 for others to follow: that would leave a gap"):
-        store.open_batches(tally.spec, "next", [], seen_batch(7), frozen(8))
-    assert contents(settings) == before
-
-    assert store.open_batches(tally.spec, "stale", [], *_look(tally)) == [3]
-    assert store.uncommitted("tally", 10) == [1, 2, 3]
-    assert store.open_batches(tally.spec, "next", [1, 2, 3], seen_batch(3), frozen(4)) == [1, 2, 3, 4]
+def seen_batch(txid: int) -> BatchInput:
+    return BatchInput(txid, {}, b"digest", None)
 
 
 @pytest.mark.promise("limit:MAX_METADATA_BYTES")
-def test_what_opens_no_batch_writes_at_most_that_a_plan_succeeded(tally: Tally, settings: Settings, store: StateStore) -> None:
-    """A plan beyond a limit is refused as a whole; one may find nothing to do any number of times."""
+def test_a_plan_continues_what_was_opened_and_is_made_once(tally: Tally, settings: Settings) -> None:
+    """A run gets its first answer again, whatever the source holds by now; a planner with a stale view has to look again."""
+    open_batches = partial(tally.store.open_batches, tally.spec)
+    assert tally.plan(2, run_id="monday") == [1, 2]
     before = contents(settings)
-    with pytest.raises(RangeRefused, match="tally has used up its txids"):
-        tally.store.open_batches(tally.spec, "run", [], seen_batch(MAX_TXID), frozen(1))
-    with pytest.raises(RangeRefused, match=f"takes {MAX_METADATA_BYTES + 1} bytes, the limit is {MAX_METADATA_BYTES}"):
-        tally.store.open_batches(tally.spec, "run", [], None, [*frozen(1), bytes(MAX_METADATA_BYTES + 1)])
-    with pytest.raises(UnknownBatch, match="tally has no txid 1"):
-        tally.start(1)
-    with pytest.raises(SchemaOutOfDate, match="Run: tidegate migrate"):
-        tally.store.committed("unknown")
+    assert open_batches("monday", [], seen_batch(2), frozen(3, 4)) == [1, 2]
+    assert open_batches("monday", [], None, []) == [1, 2]
+    assert tally.store.run_txids("tally", "monday") == [1, 2]
+    assert open_batches("stale", [], None, frozen(1, 2, 3)) is None
+    too_long, longest = [*frozen(3), bytes(MAX_METADATA_BYTES + 1)], MAX_METADATA_BYTES
+    for seen, metadata, says in (
+        (7, frozen(8), "tally has no txid 7 for others to follow: that would leave a gap"),
+        (MAX_TXID, frozen(1), "tally has used up its txids"),
+        (2, too_long, f"takes {longest + 1} bytes, the limit is {longest}"),
+    ):
+        with pytest.raises(errors.RangeRefused, match=says):
+            open_batches("next", [], seen_batch(seen), metadata)
     assert contents(settings) == before
 
-    assert tally.store.open_batches(tally.spec, "run", [], None, []) == []
-    after = contents(settings)
-    plans, earlier = after.pop("tidegate.plan"), before.pop("tidegate.plan")
-    assert after == before
-    assert (len(plans), plans != earlier) == (len(earlier), True)
+    assert open_batches("stale", [], tally.store.last_opened("tally"), frozen(3)) == [3]
+    assert tally.store.uncommitted("tally", 10) == [1, 2, 3]
+    assert open_batches("next", [1, 2, 3], seen_batch(3), frozen(4)) == [1, 2, 3, 4]
 
 
 def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
-    """The slower execution finds the plan of the faster; neither fails (row 13)."""
+    """The slower execution finds the plan of the faster; neither fails."""
     tally.plan(2, run_id="before")
-    with closing(psycopg2.connect(**settings.conninfo())) as twin, twin.cursor() as cursor, ThreadPoolExecutor(1) as thread:
-        cursor.execute("INSERT INTO tidegate.run_batch (pipeline, run_id, position, txid) VALUES ('tally', 'run', 0, 1)")
+    faster = "INSERT INTO tidegate.run_batch (pipeline, run_id, position, txid) VALUES ('tally', 'run', 0, 1)"
+    with holding(settings, faster) as twin, ThreadPoolExecutor(1) as thread:
         slower = thread.submit(tally.store.open_batches, tally.spec, "run", [1, 2], seen_batch(2), [])
         until(waiting)
         twin.commit()
@@ -78,302 +64,305 @@ def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Sett
     assert tally.store.open_batches(tally.spec, "run", [1, 2], seen_batch(2), []) == [1]
 
 
-# metadata
-
-
 FROZEN = frozen(1)[0]
-CORRUPTIONS = {
-    "bit flip": (FROZEN.replace(b"1", b"0", 1), FROZEN),
-    "truncated": (FROZEN[:-1], FROZEN),
-    "zero bytes": (b"", FROZEN),
-    "trailing garbage": (FROZEN + b" ", FROZEN),
-    "another digest": (FROZEN, b"other"),
-    "future version": (b'{"metadata":{},"version":2}', None),
-    "no version": (b'{"metadata":{}}', None),
-    "no metadata": (b'{"version":1}', None),
-    "not an object": (b"[1]", None),
-    "not JSON": (b'{"version":1', None),
-    "nothing at all": (b"", None),
-    "not UTF-8": (b'{"version":1,"metadata":{"a":"\xff"}}', None),
-    "what no attempt has read": (frozen(2)[0], None),
-}
+# What is saved, and what the digest is of.
+CORRUPTIONS = [
+    *((content, FROZEN) for content in (FROZEN.replace(b"1", b"0", 1), FROZEN[:-1], b"", FROZEN + b" ")),
+    (FROZEN, b"other"),
+    *((content, content) for content in (b'{"metadata":{},"version":2}', b'{"metadata":{}}', b'{"version":1}', b"[1]")),
+    *((content, content) for content in (b'{"version":1', b"", b'{"version":1,"metadata":{"a":"\xff"}}')),
+    (frozen(2)[0], frozen(2)[0]),  # what no attempt has read
+]
 
 
-@pytest.mark.promise(
-    "I19", "fault:metadata-is-damaged:processing", "fault:metadata-is-damaged:commit", "error:METADATA_CORRUPT"
-)
-def test_altered_metadata_halts_every_step_of_its_batch(tally: Tally, settings: Settings, as_role: Execute) -> None:
+@pytest.mark.promise("I19", "fault:metadata-is-damaged:processing", "fault:metadata-is-damaged:commit")
+@pytest.mark.promise("error:METADATA_CORRUPT")
+def test_altered_metadata_halts_every_step_of_its_batch(tally: Tally) -> None:
     """Metadata with another digest or an unknown version is never guessed at: no plan, attempt or commit (I19)."""
+
+    def alter(content: bytes, digest_of: bytes) -> None:
+        altered = [content, hashlib.sha256(digest_of).digest()]
+        tally.sql("UPDATE tidegate.batch SET source_metadata = %s, source_digest = %s", altered)
+
     tally.plan(1)
     for content in (b'{"metadata":{},"version":2}', b'{"metadata":{}}'):  # the digest is right; no attempt has read anything
-        _alter_metadata(as_role, content, content)
-        with pytest.raises(MetadataCorrupt, match=r"tally 1: the saved source metadata has version .*, this code reads 1"):
-            tally.start(1)
-    _alter_metadata(as_role, FROZEN, FROZEN)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    steps: list[Callable[[], object]] = [
-        lambda: tally.store.last_opened("tally"),
-        lambda: tally.store.start_attempt(tally.spec, 1, "test", mode="restage"),
-        lambda: tally.commit(1),
-        lambda: tally.store.batch_history("tally", 1),
-    ]
-    refusal = r"tally 1: the saved source metadata .* Restore tidegate\.batch from a backup\."
-    for content, digest_of in CORRUPTIONS.values():
-        _alter_metadata(as_role, content, content if digest_of is None else digest_of)
-        before = contents(settings)
-        for step in steps:
-            with pytest.raises(MetadataCorrupt, match=refusal):
-                step()
-        assert contents(settings) == before
+        alter(content, content)
+        says = r"tally 1: the saved source metadata has version .*, this code reads 1"
+        tally.refuses(errors.MetadataCorrupt, says, partial(tally.start, 1))
+    alter(FROZEN, FROZEN)
+    tally.process(1, ROW)
+    for content, digest_of in CORRUPTIONS:
+        alter(content, digest_of)
+        tally.refuses(
+            errors.MetadataCorrupt,
+            r"tally 1: the saved source metadata .* Restore tidegate\.batch from a backup\.",
+            partial(tally.store.last_opened, "tally"),
+            partial(tally.start, 1, mode="restage"),
+            partial(tally.commit, 1),
+            partial(tally.store.batch_history, "tally", 1),
+        )
 
 
-def _alter_metadata(as_role: Execute, content: bytes, digest_of: bytes) -> None:
-    digest = hashlib.sha256(digest_of).digest()
-    as_role("tidegate_owner", "UPDATE tidegate.batch SET source_metadata = %s, source_digest = %s", [content, digest])
-
-
-# attempts and fences
-
-
-@pytest.mark.promise(
-    "I4", "error:ATTEMPT_FENCED", "I5", "fault:process-is-stopped-and-goes-on-later:processing", "decision:0002"
-)
-def test_a_newer_attempt_fences_the_older_whenever_that_goes_on(tally: Tally, settings: Settings) -> None:
+@pytest.mark.promise("I4", "error:ATTEMPT_FENCED", "I5", "decision:0002")
+@pytest.mark.promise("fault:process-is-stopped-and-goes-on-later:processing")
+def test_a_newer_attempt_fences_the_older_whenever_that_goes_on(tally: Tally) -> None:
     """Its seal names the owner of the batch, its failure disturbs nothing, and its rows are never merged (I4, I5)."""
     tally.plan(2)
-    beside = tally.start(2)
-    older, newer = tally.start(1), tally.start(1)
+    beside, older, newer = tally.start(2), tally.start(1), tally.start(1)
     assert (older.number, newer.number) == (1, 2)
 
     def zombie_stages() -> None:
         staged = tally.stage(older, "per_shop", [("a", 9, 9, 9, 9), ("zombie", 9, 9, 9, 9)])
-        assert staged.rows == 2
-        with refused(settings, AttemptFenced, "tally 1:1 is fenced: attempt 2 owns the batch now"):
-            tally.store.seal(older, [staged], Tracked(9))
+        says = "tally 1:1 is fenced: attempt 2 owns the batch now"
+        tally.refuses(errors.AttemptFenced, says, partial(tally.store.seal, older, [staged], attempts.Tracked(9)))
 
     zombie_stages()
-    tally.store.seal(beside, [], Tracked(0))  # at another batch, which has a fence of its own
-    tally.store.seal(newer, [tally.stage(newer, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
-    with pytest.raises(AttemptFenced):
+    tally.store.seal(beside, [], attempts.Tracked(0))  # at another batch, which has a fence of its own
+    tally.store.seal(newer, [tally.stage(newer, "per_shop", ROW)], attempts.Tracked(1))
+    with pytest.raises(errors.AttemptFenced):
         tally.store.fail_attempt(older, "SPARK_UNAVAILABLE: gone")
     tally.store.fail_attempt(newer, "too late: it is sealed")
-    errors = [row["error"] for row in tally.store.batch_history("tally", 1).attempts]
-    assert errors == ["ATTEMPT_FENCED: attempt 2 took over.", None]
+    found = [row["error"] for row in tally.store.batch_history("tally", 1).attempts]
+    assert found == ["ATTEMPT_FENCED: attempt 2 took over.", None]
     zombie_stages()
     assert tally.commit(1).attempt == 2
     zombie_stages()
     assert tally.state() == [("a", 1, 1, 1, 1, 1)]
-    assert tally.commit(1).attempt == 2
 
 
 @pytest.mark.promise("I4")
-def test_an_attempt_from_before_an_accepted_loss_is_fenced(tally: Tally, settings: Settings, as_role: Execute) -> None:
+def test_an_attempt_from_before_an_accepted_loss_is_fenced(tally: Tally, settings: Settings) -> None:
     tally.plan(1)
     attempt = tally.start(1)
-    staged = tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])
-    as_role("tidegate_owner", "UPDATE tidegate.cursor SET epoch = '7000000000000000000/00000001'")
+    staged = tally.stage(attempt, "per_shop", ROW)
+    tally.sql("UPDATE tidegate.cursor SET epoch = '7000000000000000000/00000001'")
     assert migrations.accept_epoch(settings, "an operator")
-    steps: list[Callable[[], object]] = [
-        lambda: tally.store.seal(attempt, [staged], Tracked(1)),
+    tally.refuses(
+        errors.AttemptFenced,
+        "has begun another history",
+        lambda: tally.store.seal(attempt, [staged], attempts.Tracked(1)),
         lambda: tally.store.fail_attempt(attempt, "SPARK_UNAVAILABLE: gone"),
-    ]
-    for step in steps:
-        with pytest.raises(AttemptFenced, match="has begun another history"):
-            step()
-    assert tally.process(1, [("a", 2, 2, 2, 2)]).number == 2
-    assert tally.commit(1).attempt == 2
+    )
+    assert tally.process(1, ROW).number == tally.commit(1).attempt == 2
 
 
 @pytest.mark.promise("fault:process-dies-at-any-statement:processing")
-def test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else(tally: Tally, settings: Settings) -> None:
+def test_a_retry_keeps_what_was_sealed_and_begins_again_after_all_else(tally: Tally, settings: Settings) -> None:
     """A repeated task finds its work done."""
     tally.plan(2)
-    dying = tally.start(1)
-    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as connection, connection.cursor() as cursor:
-        cursor.execute("INSERT INTO staging.per_shop_1_1 VALUES ('lost', 1, 1, 1, 1, 1)")
-    sealed = tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.start(1)
+    tally.sql("INSERT INTO staging.per_shop_1_1 VALUES ('lost', 1, 1, 1, 1, 1)", role="tidegate_stager")
+    sealed = tally.process(1, ROW)
     before = contents(settings)
     assert tally.store.start_attempt(tally.spec, 1, "again") is NotStarted.SEALED
-    tally.store.seal(sealed, [], Tracked(99))  # its first answer was lost
+    tally.store.seal(sealed, [], attempts.Tracked(99))  # its first answer was lost
     assert contents(settings) == before
-    assert (tally.commit(1).key_count, sealed.number) == (1, dying.number + 1)
+    assert (tally.commit(1).key_count, sealed.number) == (1, 2)
     assert tally.state() == [("a", 1, 1, 1, 1, 1)]
 
     tally.start(2)
     failed = tally.start(2)
-    staged = tally.stage(failed, "per_shop", [("a", 1, 1, 1, 1)])
+    staged = tally.stage(failed, "per_shop", ROW)
     tally.store.fail_attempt(failed, "MALFORMED_RECORD: line 7")
     tally.store.halt_batch("tally", 2, "MALFORMED_RECORD: line 7")
-    with refused(settings, AttemptFenced, match="recorded as failed: MALFORMED_RECORD: line 7"):
-        tally.store.seal(failed, [staged], Tracked(1))
+    says = "recorded as failed: MALFORMED_RECORD: line 7"
+    tally.refuses(errors.AttemptFenced, says, partial(tally.store.seal, failed, [staged], attempts.Tracked(1)))
     assert tally.store.batch_statuses("tally")[-1].phase == "halted"
     tally.process(2)
     assert tally.process(2, mode="restage").number == 4
     assert tally.store.batch_statuses("tally")[-1].phase == "processed"
 
 
-# declarations
-
-
-@pytest.mark.promise(
-    "I16",
-    "fault:declaration-changed-in-between:processing",
-    "fault:declaration-changed-in-between:commit",
-    "error:DECLARATION_CHANGED",
-)
+@pytest.mark.promise("I16", "error:DECLARATION_CHANGED", "fault:declaration-changed-in-between:processing")
+@pytest.mark.promise("fault:declaration-changed-in-between:commit")
 def test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state(
-    tally: Tally, settings: Settings
+    tally: Tally, settings: Settings, register: Callable[..., None]
 ) -> None:
     """A worker that was not restarted gets an error that says so."""
-    tally.plan(2)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    newer = replace(tally.spec, version=2)
-    _register(settings, newer)
+    tally.having(2, 1)
+    deployed = Tally(tally.store, replace(tally.spec, version=2))
+    register(replace(TALLY, version=2))
+    says = "tally: this code's declaration is not the registered one"
+    _, *steps = tally.next_steps(1)
+    tally.refuses(errors.DeclarationChanged, says, *steps, partial(tally.start, 1, mode="restage"))
+    says = "tally 1:1 was computed by another declaration of the pipeline"
+    deployed.refuses(errors.Unprocessed, says, partial(deployed.commit, 1))
     before = contents(settings)
-    steps: list[Callable[[], object]] = [
-        lambda: tally.commit(1),
-        lambda: tally.store.commit_ready(tally.spec, "test"),
-        lambda: tally.start(2),
-        lambda: tally.start(1, mode="restage"),
-    ]
-    for step in steps:
-        with pytest.raises(DeclarationChanged, match="tally: this code's declaration is not the registered one"):
-            step()
-
-    deployed = Tally(tally.store, newer)
-    with pytest.raises(Unprocessed, match="tally 1:1 was computed by another declaration of the pipeline"):
-        deployed.commit(1)
-    assert tally.store.commit_ready(newer, "test") == []
+    assert deployed.commit_ready() == []
     assert contents(settings) == before
     attempt = deployed.start(1)  # although the newest is sealed
-    tally.store.seal(attempt, [deployed.stage(attempt, "per_shop", [("a", 2, 2, 2, 2)])], Tracked(1))
+    tally.store.seal(attempt, [deployed.stage(attempt, "per_shop", [("a", 2, 2, 2, 2)])], attempts.Tracked(1))
     assert deployed.commit(1).attempt == 2
     assert tally.state() == [("a", 2, 2, 2, 2, 1)]
 
 
-# staging is dropped
-
-
-@pytest.fixture
-def dated(tally: Tally, as_role: Execute) -> Tally:
-    """Two batches that committed two days ago, the first with two attempts; one that committed now; one uncommitted."""
-    tally.plan(4)
-    tally.start(1)
-    for txid in (1, 2, 3, 4):
-        tally.process(txid, [("a", 1, 1, 1, 1)])
-    for txid in (1, 2, 3):
-        tally.commit(txid)
-    as_role("tidegate_owner", "UPDATE tidegate.commit SET committed_at = now() - interval '49 hours' WHERE txid < 3")
-    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '50 hours' WHERE txid < 3")
-    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '1 year' WHERE txid = 4")
-    return tally
-
-
-STAGING_TABLES = (
-    "SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace AND relname LIKE 'per_shop%' ORDER BY 1"
-)
-
-
 @pytest.mark.promise("fault:clocks-step-by-any-amount:processing")
 @pytest.mark.parametrize("step", ["-1 day", "1 day"])
-def test_a_clock_that_steps_lets_no_second_attempt_count(tally: Tally, as_role: Execute, step: str) -> None:
+def test_a_clock_that_steps_lets_no_second_attempt_count(tally: Tally, step: str) -> None:
     """Another may begin in the place of one that only seems to be silent: one of them counts."""
     tally.plan(1)
     first = tally.start(1)
-    moved = ", ".join(f"{column} = {column} - interval '{step}'" for column in ("started_at", "seen_at"))
-    as_role("tidegate_owner", f"UPDATE tidegate.attempt SET {moved}")
-
-    second = tally.store.start_attempt(tally.spec, 1, "another")
-    staged = [tally.stage(first, "per_shop", [("a", 1, 1, 1, 1)])]
-    if isinstance(second, NotStarted):
-        tally.store.seal(first, staged, Tracked(0))
-    else:
-        with pytest.raises(AttemptFenced):
-            tally.store.seal(first, staged, Tracked(0))
-        tally.store.seal(second, [tally.stage(second, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(0))
-
+    tally.sql(f"UPDATE tidegate.attempt SET started_at = started_at - interval '{step}', seen_at = seen_at - interval '{step}'")
+    for attempt in (first, tally.store.start_attempt(tally.spec, 1, "another")):
+        if isinstance(attempt, attempts.Attempt):
+            with suppress(errors.AttemptFenced):
+                tally.store.seal(attempt, [tally.stage(attempt, "per_shop", ROW)], attempts.Tracked(0))
     tally.commit(1)
     assert tally.state() == [("a", 1, 1, 1, 1, 1)]
 
 
+LONG_AGO = (
+    "UPDATE tidegate.commit SET committed_at = now() - interval '49 hours' WHERE txid < {0}; "
+    "UPDATE tidegate.attempt SET started_at = now() - interval '50 hours' WHERE txid < {0}"
+)
+STAGING_TABLES = (
+    "SELECT array_agg(relname::text ORDER BY relname) FROM pg_class "
+    "WHERE relnamespace = 'staging'::regnamespace AND relname LIKE 'per_shop%'"
+)
+
+
 @pytest.mark.promise("limit:STAGING_DROPS_PER_PLAN")
-def test_a_plan_drops_the_staging_of_a_few_attempts(tally: Tally, as_role: Execute) -> None:
-    txids = tally.plan(STAGING_DROPS_PER_PLAN + 1)
-    for txid in txids:
-        tally.process(txid)
-        tally.commit(txid)
-    as_role("tidegate_owner", "UPDATE tidegate.commit SET committed_at = now() - interval '49 hours'")
-    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '50 hours'")
+def test_a_plan_drops_the_staging_of_a_few_attempts(tally: Tally) -> None:
+    for txid in tally.plan(STAGING_DROPS_PER_PLAN + 1):
+        tally.complete(txid)
+    tally.sql(LONG_AGO.format(STAGING_DROPS_PER_PLAN + 2))
     assert [tally.store.drop_old_staging(tally.spec) for _ in range(3)] == [STAGING_DROPS_PER_PLAN, 1, 0]
 
 
 @pytest.mark.promise("I18", "decision:0002")
-def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(
-    dated: Tally, settings: Settings, as_role: Execute
-) -> None:
-    """The staging of an old batch is dropped once."""
-    state = dated.state()
+def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(tally: Tally, settings: Settings) -> None:
+    """Of two batches that committed two days ago, the first with two attempts, one that committed now, and one uncommitted."""
+    tally.plan(4)
+    tally.start(1)
+    for txid in (1, 2, 3):
+        tally.complete(txid, ROW)
+    tally.process(4, ROW)
+    tally.sql(LONG_AGO.format(3) + "; UPDATE tidegate.attempt SET started_at = now() - interval '1 year' WHERE txid = 4")
+    state, drop = tally.state(), partial(tally.store.drop_old_staging, tally.spec)
     with StateStore.connect(replace(settings, staging_retention_hours=50)) as patient:
-        assert patient.drop_old_staging(dated.spec) == 0
-    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() WHERE txid = 1 AND attempt = 2")
-    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as zombie, zombie.cursor() as cursor:
-        cursor.execute("SELECT FROM staging.per_shop_1_1")
-        assert dated.store.drop_old_staging(dated.spec) == 1
-        kept = [("per_shop_1_1",), ("per_shop_1_2",), ("per_shop_3_1",), ("per_shop_4_1",)]
-        assert as_role("tidegate", STAGING_TABLES) == kept
-    assert dated.store.drop_old_staging(dated.spec) == 1
-    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '50 hours' WHERE txid = 1")
-    assert dated.store.drop_old_staging(dated.spec) == 1
-    assert as_role("tidegate", STAGING_TABLES) == [("per_shop_3_1",), ("per_shop_4_1",)]
-    assert dated.store.drop_old_staging(dated.spec) == 0
-    assert dated.state() == state
-    assert dated.commit(1).already_committed
-    dated.commit(4)
+        assert patient.drop_old_staging(tally.spec) == 0
+    tally.sql("UPDATE tidegate.attempt SET started_at = now() WHERE txid = 1 AND attempt = 2")
+    with holding(settings, "SELECT FROM staging.per_shop_1_1", "tidegate_stager"):
+        assert drop() == 1
+        assert tally.sql(STAGING_TABLES) == [(["per_shop_1_1", "per_shop_1_2", "per_shop_3_1", "per_shop_4_1"],)]
+    assert drop() == 1
+    tally.sql("UPDATE tidegate.attempt SET started_at = now() - interval '50 hours' WHERE txid = 1")
+    assert [drop(), drop()] == [1, 0]
+    assert tally.sql(STAGING_TABLES) == [(["per_shop_3_1", "per_shop_4_1"],)]
+    assert tally.state() == state
+    assert tally.commit(1).already_committed
+    tally.commit(4)
 
 
 def test_texts_are_staged_as_utf8_whatever_encoding_the_session_has(
-    tally: Tally, settings: Settings, as_role: Execute, monkeypatch: pytest.MonkeyPatch
+    tally: Tally, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A role, a database, the server or PGCLIENTENCODING may set another: the bytes would be taken for other characters."""
-    as_role("postgres", f"ALTER DATABASE {settings.pg_database} SET client_encoding = 'LATIN1'")
+    tally.sql(f"ALTER DATABASE {settings.pg_database} SET client_encoding = 'LATIN1'", role="postgres")
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
-    tally.plan(1)
-    tally.process(1, [("Zürich €", 1, 1, 1, 1)])
-    tally.commit(1)
+    tally.having(1, 1, 1, shops=[("Zürich €", 1, 1, 1, 1)])
     assert [row[0] for row in tally.state()] == ["Zürich €"]
 
 
-# another incarnation of the database
+OTHER = "tidegate another"
 
 
-@pytest.mark.promise(
-    "fault:database-is-restored-copied-or-promoted:processing", "fault:database-is-restored-copied-or-promoted:commit"
-)
-def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """Commits may be missing there: nothing is planned, processed or committed until a person accepts it (I9, row 30)."""
+def start_elsewhere(tally: Tally, txid: int) -> attempts.Attempt:
+    """Start an attempt as of another process, by the name of its session."""
+    attempt = tally.start(txid)
+    tally.sql(f"UPDATE tidegate.attempt SET session = '{OTHER}' WHERE txid = {txid}")
+    return attempt
+
+
+def unbegun(tally: Tally, run_id: str = "run") -> list[int]:
+    """Return the batches that a task of this run would go on with."""
+    found = [0]
+    while (txid := tally.store.next_unbegun("tally", run_id, after=found[-1])) is not None:
+        found.append(txid)
+    return found[1:]
+
+
+@pytest.mark.promise("performance:task-that-is-finished-goes-on-with")
+def test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that have an attempt, in whichever state, those given up, and those of another run.
+
+    A task that has helped for long gives its place back, which other pipelines may need; the batches are not lost.
+    """
+    tally.plan(6)
+    tally.plan(1, run_id="another")
+    monkeypatch.setattr(worker, "LONGEST_HELP_SECONDS", 0.0)
+    worker.Worker(tally.store, TALLY, "helper").help_run("run")
+    assert unbegun(tally) == [1, 2, 3, 4, 5, 6]
+    tally.complete(1)
+    tally.start(3)
+    tally.fail(5)
+    assert tally.store.give_up("tally", 5, "the pipeline's policy", "its file is bad")
+    assert [unbegun(tally, run_id) for run_id in ("run", "another", "no such run")] == [[2, 4, 6], [7], []]
+
+    tally.process(2)
+    tally.fail(6, "STORE_UNAVAILABLE: gone", is_poison=False)
+    begun = [tally.store.start_attempt(tally.spec, txid, "slow", mode="first") for txid in (3, 5, 2, 6)]
+    assert begun == [NotStarted.BEGUN, NotStarted.GIVEN_UP, NotStarted.SEALED, NotStarted.BEGUN]
+    assert len(tally.store.batch_history("tally", 3).attempts) == 1
+
+
+def test_batches_outside_the_window_are_not_begun(tally: Tally) -> None:
+    tally.plan(6)
+    tally.process(5)
+    tally.spec = replace(tally.spec, window=2)
+    tally.plan(1, run_id="another")
+    assert [tally.store.turn("tally", txid).begins for txid in (1, 2, 3, 4)] == [True, True, False, False]
+    assert unbegun(tally) == [1, 2]
+    assert tally.store.start_attempt(tally.spec, 3, "too early") is NotStarted.AHEAD
+    assert tally.store.start_attempt(tally.spec, 5, "again") is NotStarted.SEALED
+    tally.complete(1)
+    assert unbegun(tally) == [2, 3]
+    tally.start(3)
+
+
+@pytest.mark.parametrize("end", ["killed", "suspended"])
+def test_a_process_that_is_gone_holds_no_other_up(tally: Tally, settings: Settings, end: str) -> None:
+    tally.plan(1)
+    with closing(psycopg2.connect(**settings.conninfo(), application_name=OTHER)) as session:
+        start_elsewhere(tally, 1)
+        assert tally.store.is_in_work("tally", 1)
+        last_heartbeat = {"killed": "1 hour", "suspended": "-61 s"}[end]
+        tally.sql(f"UPDATE tidegate.attempt SET seen_at = now() + interval '{last_heartbeat}'")
+        if end == "killed":
+            session.close()
+        until(lambda: not tally.store.is_in_work("tally", 1))
+        assert not tally.store.processing([("tally", 1)])["tally", 1].is_in_work
+
+
+@pytest.mark.promise("limit:POLL_SECONDS")
+def test_who_would_process_a_batch_waits_for_the_process_at_work(tally: Tally, settings: Settings) -> None:
+    """Until that has ended, or has taken longer than an attempt may, or the wait is stopped; decided under the batch's lock."""
     tally.plan(2)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    as_role("tidegate_owner", "UPDATE tidegate.cursor SET epoch = '7000000000000000000/00000001'")
-    steps: list[Callable[[], object]] = [
-        lambda: tally.plan(1, run_id="next"),
-        lambda: tally.start(2),
-        lambda: tally.commit(1),
-        lambda: tally.store.replay_quarantined(tally.spec, "me", "they are corrected"),
-    ]
-    for step in steps:
-        with refused(settings, HoleDetected, r"restored, promoted or copied.*tidegate migrate --accept-epoch"):
-            step()
 
+    def process(txid: int, stopped: threading.Event, *, seconds: int = 60) -> list[str]:
+        """Return what each call got."""
+        got: list[str] = []
 
-def _look(tally: Tally) -> tuple[BatchInput | None, list[bytes]]:
-    after = tally.store.last_opened("tally")
-    return after, frozen(after.txid + 1 if after else 1)
+        def step(mode: Mode) -> Processed:
+            begun = tally.store.start_attempt(tally.spec, txid, "test", mode=mode)
+            got.append(begun.name if isinstance(begun, NotStarted) else "attempt")
+            return Processed("tally", txid, None, begun if isinstance(begun, NotStarted) else Done.SEALED)
 
+        impatient = worker.Worker(tally.store, replace(TALLY, message_timeout_seconds=seconds), "test")
+        impatient.after_others(txid, step, stopped=stopped)
+        return got
 
-def seen_batch(txid: int) -> BatchInput:
-    return BatchInput(txid, {}, b"digest", None)
-
-
-def _register(settings: Settings, spec: object) -> None:
-    with migrations.connected(settings) as connection:
-        assert registration.register(connection, spec)
+    goes_on, stopped = threading.Event(), threading.Event()
+    stopped.set()
+    with closing(psycopg2.connect(**settings.conninfo(), application_name=OTHER)), ThreadPoolExecutor(1) as pool:
+        attempt = start_elsewhere(tally, 1)
+        waits = pool.submit(process, 1, goes_on)
+        with pytest.raises(TimeoutError):
+            waits.result(3 * worker.POLL_SECONDS)
+        tally.store.seal(attempt, [], attempts.Tracked(0))
+        assert waits.result(30) == ["IN_WORK", "SEALED"]
+        start_elsewhere(tally, 2)
+        assert process(2, stopped) == ["IN_WORK"]
+        began_at = time.monotonic()
+        assert process(2, goes_on, seconds=1) == ["IN_WORK", "attempt"]
+        assert 1 <= time.monotonic() - began_at < 30

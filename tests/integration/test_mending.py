@@ -1,89 +1,90 @@
 """Mending a quarantined record: what is kept, what is refused, and two operators at the same moment."""
 
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Execute, Tally, contents, refused
-from tests.store import MAX_BYTES, Mend, Original
-from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import RangeRefused, TidegateError, UnknownBatch, UsageError
+from tests.integration.conftest import Tally
+from tests.store import MAX_BYTES, Mend, errors
 
 PARSED = '{"shop":"a","day":"2013-01-01","cents":-5,"ratio":"NaN","open":null,"tags":["x"],"more":{"y":1}}'
-RAW = (1, 1)
-COLUMNS = (1, 2)
+RAW, COLUMNS = 1, 2
+QUARANTINE = (
+    "INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, payload, is_raw) "
+    "SELECT 'tally', 1, number, 'no int', %s, %s FROM generate_series(%s, %s) AS number"
+)
 
 
 @pytest.fixture
-def waiting(tally: Tally, as_role: Execute) -> Tally:
+def waiting(tally: Tally) -> Tally:
     """Tally with a committed batch that has set aside a raw record and a parsed one."""
-    tally.plan()
-    tally.process(1)
-    tally.commit(1)
-    as_role(
-        "tidegate_owner",
-        "INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, origin, payload, is_raw) "
-        "VALUES ('tally', 1, 1, 'no int', 'a.csv, line 2', 'a,five', true), "
-        "('tally', 1, 2, 'a check', 'a.csv, line 3', %s, false)",
-        [PARSED],
-    )
+    tally.having(1, 1, 1)
+    tally.sql(QUARANTINE, ["a,five", True, RAW, RAW])
+    tally.sql(QUARANTINE, [PARSED, False, COLUMNS, COLUMNS])
     return tally
 
 
-def mend(tally: Tally, record: tuple[int, int], payload: str, *, by: str = "anna", again: bool = False) -> None:
-    tally.store.mend_quarantined("tally", *record, Mend(payload, by, "the till was wrong", again))
+def mend(tally: Tally, number: int, payload: str, *, by: str = "anna", again: bool = False, txid: int = 1) -> object:
+    return tally.store.mend_quarantined("tally", txid, number, Mend(payload, by, "the till was wrong", again))
 
 
-def record(tally: Tally, key: tuple[int, int]) -> dict[str, Any]:
-    (found,) = (row for row in tally.store.quarantined("tally") if (row["txid"], row["number"]) == key)
+def record(tally: Tally, number: int) -> dict[str, Any]:
+    (found,) = (row for row in tally.store.quarantined("tally") if row["number"] == number)
     return found
 
 
-def test_a_second_mend_says_that_it_replaces_the_first(waiting: Tally, settings: Settings) -> None:
-    for key, message in {(1, 3): "tally 1 has no record 3 in quarantine", (7, 1): "tally has no txid 7"}.items():
-        with pytest.raises(UnknownBatch, match=message):
-            mend(waiting, key, "a,5")
+def test_a_second_mend_says_that_it_replaces_the_first(waiting: Tally) -> None:
+    says = "tally 1 has no record 3 in quarantine|tally has no txid 7"
+    waiting.refuses(errors.UnknownBatch, says, partial(mend, waiting, 3, "a,5"), partial(mend, waiting, 1, "a,5", txid=7))
     before = record(waiting, RAW)
     mend(waiting, RAW, "a,5")
 
     after = record(waiting, RAW)
-    assert (after["mended_payload"], after["mended_by"], after["mended_reason"]) == ("a,5", "anna", "the till was wrong")
+    mended = {"mended_payload": "a,5", "mended_by": "anna", "mended_reason": "the till was wrong"}
+    assert after == before | mended | {"mended_at": after["mended_at"]}
     assert after["mended_at"] > after["quarantined_at"]
-    assert {name: value for name, value in after.items() if not name.startswith("mended")} == {
-        name: value for name, value in before.items() if not name.startswith("mended")
-    }
     (action,) = waiting.store.batch_history("tally", 1).actions
-    assert (action["action"], action["txid"], action["owner"]) == ("mend", 1, "anna")
-    assert action["reason"] == "record 1: the till was wrong"
+    expected = ("mend", 1, "anna", "record 1: the till was wrong")
+    assert (action["action"], action["txid"], action["owner"], action["reason"]) == expected
 
-    before = contents(settings)
-    with pytest.raises(
-        RangeRefused, match=r"record 1, was mended on .* by anna: the till was wrong\. To replace that.*--again"
-    ):
-        mend(waiting, RAW, "a,6", by="berta")
-    assert contents(settings) == before
-
+    says = r"record 1, was mended on .* by anna: the till was wrong\. To replace that.*--again"
+    waiting.refuses(errors.RangeRefused, says, partial(mend, waiting, RAW, "a,6", by="berta"))
     mend(waiting, RAW, "a,6", by="berta", again=True)
     assert (record(waiting, RAW)["mended_payload"], record(waiting, RAW)["mended_by"]) == ("a,6", "berta")
     assert [action["owner"] for action in waiting.store.batch_history("tally", 1).actions] == ["anna", "berta"]
 
+    # The batch that takes a record up may have read it already. A skipped replay gives it back, with its mend.
+    assert waiting.store.replay_quarantined(waiting.spec, "anna", "mended") == (2, 2)
+    says = r"record 1, was taken up by txid 2, so it is not mended"
+    waiting.refuses(errors.RangeRefused, says, partial(mend, waiting, RAW, "a,7", again=True))
+    waiting.fail(2, "TEST: failed", is_poison=False)
+    assert waiting.store.skip_batch(waiting.spec, 2, "anna", "not yet") is not None
+    assert record(waiting, RAW)["mended_payload"] == "a,6"
+    mend(waiting, RAW, "a,7", again=True)
+    assert record(waiting, RAW)["mended_payload"] == "a,7"
+
 
 @pytest.mark.promise("limit:MAX_BYTES")
 def test_a_parsed_record_takes_json_of_its_columns(waiting: Tally) -> None:
-    for payload in (
-        PARSED.replace("-5", "5"),
-        PARSED.replace("-5", "5.00"),
-        PARSED.replace('"a"', "null"),
-        PARSED.replace('"NaN"', "1.5e3"),
-        PARSED.replace('"open":null', '"open":true'),
-        f" {PARSED.replace(',', ' , ')}\n",
-        PARSED.replace('"a"', r'"a\u0000"'),  # what a state can keep is decided by the replay
-        PARSED.replace("-5", "9" * 5000),
-    ):
-        mend(waiting, COLUMNS, payload, again=True)
-        assert record(waiting, COLUMNS)["mended_payload"] == payload
+    taken = {
+        COLUMNS: [
+            PARSED.replace("-5", "5.00"),
+            PARSED.replace('"a"', "null"),
+            PARSED.replace('"NaN"', "1.5e3"),
+            PARSED.replace('"open":null', '"open":true'),
+            f" {PARSED.replace(',', ' , ')}\n",
+            PARSED.replace('"a"', r'"a\u0000"'),  # what a state can keep is decided by the replay
+            PARSED.replace("-5", "9" * 5000),
+        ],
+        RAW: ['"a\nb",5', "x" * MAX_BYTES],
+    }
+    for number, payloads in taken.items():
+        for payload in payloads:
+            mend(waiting, number, payload, again=True)
+            assert record(waiting, number)["mended_payload"] == payload
     for payload in (
         "{",
         "[]",
@@ -92,63 +93,28 @@ def test_a_parsed_record_takes_json_of_its_columns(waiting: Tally) -> None:
         PARSED.replace("{", '{"cents":1,', 1),
         PARSED.replace("-5", "NaN"),
     ):
-        with pytest.raises(UsageError, match="has to be a JSON object of all its columns"):
+        with pytest.raises(errors.UsageError, match="has to be a JSON object of all its columns"):
             mend(waiting, COLUMNS, payload, again=True)
-    for payload in ('"a\nb",5', "x" * MAX_BYTES):
-        mend(waiting, RAW, payload, again=True)
-        assert record(waiting, RAW)["mended_payload"] == payload
 
 
-def test_a_record_that_was_taken_up_is_not_mended(waiting: Tally, settings: Settings) -> None:
-    """Its batch may have read it already. A skipped replay gives it back, with its mend."""
-    mend(waiting, RAW, "a,5")
-    assert waiting.store.replay_quarantined(waiting.spec, "anna", "mended") == (2, 2)
-    with refused(settings, RangeRefused, match=r"record 1, was taken up by txid 2, so it is not mended"):
-        mend(waiting, RAW, "a,6", again=True)
+def test_of_two_operators_who_mend_at_once_one_is_refused(waiting: Tally) -> None:
+    """The second has not seen the first one's mend, so it does not replace it; many times."""
+    waiting.sql(QUARANTINE, ["a,five", True, 10, 29])
+    barrier = Barrier(2)
 
-    attempt = waiting.start(2)
-    waiting.store.fail_attempt(attempt, "TEST: failed")
-    assert waiting.store.skip_batch(waiting.spec, 2, "anna", "not yet") is not None
-    assert record(waiting, RAW)["mended_payload"] == "a,5"
-    mend(waiting, RAW, "a,6", again=True)
-    assert record(waiting, RAW)["mended_payload"] == "a,6"
-
-
-def outcomes(*actions: Callable[[StateStore], Any], store: StateStore) -> list[Any]:
-    barrier, found = threading.Barrier(len(actions)), [None] * len(actions)
-
-    def act(number: int) -> None:
+    def refusal(number: int, name: str) -> str | None:
         barrier.wait()
         try:
-            found[number] = actions[number](store)
-        except TidegateError as error:
-            found[number] = error
+            mend(waiting, number, f"a,{name}", by=name)
+        except errors.RangeRefused as refused:
+            return str(refused)
+        return None
 
-    threads = [threading.Thread(target=act, args=[number]) for number in range(len(actions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
-def test_of_two_operators_who_mend_at_once_one_is_told(waiting: Tally) -> None:
-    """The second has not seen the first one's mend, so it does not replace it; many times."""
-    for number in range(10, 30):
-        with waiting.store.engine.begin() as connection:
-            connection.exec_driver_sql(
-                "INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, payload, is_raw) "
-                f"VALUES ('tally', 1, {number}, 'no int', 'a,five', true)"
-            )
-
-        def by(name: str, number: int = number) -> Callable[[StateStore], None]:
-            return lambda store: store.mend_quarantined("tally", 1, number, Mend(f"a,{name}", name, "why"))
-
-        results = outcomes(by("anna"), by("berta"), store=waiting.store)
-
-        (refused,) = (result for result in results if not isinstance(result, Original))
-        winner = ("anna", "berta")[1 - results.index(refused)]
-        assert isinstance(refused, RangeRefused)
-        assert f"by {winner}: why" in str(refused)
-        assert record(waiting, (1, number))["mended_payload"] == f"a,{winner}"
+    with ThreadPoolExecutor(2) as threads:
+        for number in range(10, 30):
+            answers = dict(zip(("anna", "berta"), threads.map(partial(refusal, number), ("anna", "berta")), strict=True))
+            (winner,) = (name for name, answer in answers.items() if answer is None)
+            (refused,) = filter(None, answers.values())
+            assert f"by {winner}: the till was wrong" in refused
+            assert record(waiting, number)["mended_payload"] == f"a,{winner}"
     assert len(waiting.store.batch_history("tally", 1).actions) == 20

@@ -74,7 +74,7 @@ MUTANTS = (
     TURNS("tasks-that-wait-do-not-learn-of-a-retirement", "I23", "turn")(
         "if facts.retired_at is not None and [-not -]facts.is_committed:",
         OF_TURNS,
-        "tests/integration/test_retirement.py::test_no_step_of_a_retired_pipeline_goes_on",
+        "tests/integration/test_registration.py::test_no_step_of_a_retired_pipeline_goes_on",
     ),
     TURNS("a-clock-that-was-set-back-keeps-a-batch-waiting", "I20", "_may_commit")(
         "not [-0 <= -]facts.newest.sealed_seconds < patience", OF_TURNS

@@ -10,7 +10,6 @@ STORE = in_file("state_store/store.py")
 WORKER = in_file("jobs/engine/worker.py")
 
 ATTEMPTS = "tests/integration/test_attempts.py"
-AT_WORK = "tests/integration/test_attempts_at_work.py"
 MATRIX = "tests/conformance/test_matrix.py"
 VERDICTS = "tests/unit/test_verdicts.py"
 STARTS = f"{VERDICTS}::test_an_attempt_starts_only_where_the_protocol_lets_it_or_has_its_reason"
@@ -28,7 +27,7 @@ MUTANTS = (
     ),
     FILE("a-new-attempt-lifts-no-halt", "I20", "_take_fence")(
         ".values(attempt=number[-, halted_at=None, halted_reason=None, skip_owner=None, skip_reason=None-])",
-        f"{ATTEMPTS}::test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else",
+        f"{ATTEMPTS}::test_a_retry_keeps_what_was_sealed_and_begins_again_after_all_else",
     ),
     FILE("an-attempt-of-a-replanned-batch-keeps-the-former-link", "I12", "_planned_again")(
         "continues=[-new-]{+planned+}.continues",
@@ -40,11 +39,11 @@ MUTANTS = (
     ),
     FILE("an-attempt-of-a-retired-pipeline-begins", "I23", "decide")(
         "[-check_not_retired(spec.name, facts.retired)-]{+pass+}",
-        "tests/integration/test_retirement.py::test_no_step_of_a_retired_pipeline_goes_on",
+        "tests/integration/test_registration.py::test_no_step_of_a_retired_pipeline_goes_on",
     ),
     COMMIT_FACTS("an-attempt-begins-in-a-restored-database", "I9", "read")(
         "[-cursors.check_database(cursor, database, mark, witness)-]{+pass+}",
-        f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database",
+        "tests/integration/test_restores.py::test_a_copy_within_the_server_is_noticed",
     ),
     FILE("a-committed-batch-is-processed-again", "I8", "start_attempt")(
         "elif [-facts.batches[txid].is_committed-]{+txid < 0+}:",
@@ -75,15 +74,15 @@ MUTANTS = (
     )(
         'if mode == "first"{+ and newest.sealed_at is not None+}:',
         STARTS,
-        f"{AT_WORK}::test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order",
+        f"{ATTEMPTS}::test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order",
     ),
     ATTEMPTS_PY(
         "a-killed-process-holds-its-batch-until-it-falls-silent", "limit:LONGEST_SILENCE_SECONDS", "AttemptRow.is_at_work"
-    )("not self.is_silent[- and self.has_session-]", STARTS, f"{AT_WORK}::test_a_process_that_is_gone_holds_nobody_up"),
+    )("not self.is_silent[- and self.has_session-]", STARTS, f"{ATTEMPTS}::test_a_process_that_is_gone_holds_no_other_up"),
     FILE("a-task-fences-another-process-that-is-at-work", "limit:POLL_SECONDS", "_reason_against")(
         'if mode [-!-]{+=+}= "take over" and newest',
         STARTS,
-        f"{AT_WORK}::test_whoever_would_process_a_batch_waits_for_the_process_at_work",
+        f"{ATTEMPTS}::test_who_would_process_a_batch_waits_for_the_process_at_work",
     ),
     FILE("a-plan-from-before-its-predecessor-s-new-plan-is-taken", "I12", "_must_replan")(
         "return [-new.continues != (previous.digest if previous else None)-]{+False+}",
@@ -99,10 +98,10 @@ MUTANTS = (
         STARTS,
     ),
     TURNS("the-window-is-one-batch-shorter", "limit:WINDOW", "has_room")(
-        "return txid - committed <[-=-] window", STARTS, f"{AT_WORK}::test_batches_outside_the_window_are_not_begun"
+        "return txid - committed <[-=-] window", STARTS, f"{ATTEMPTS}::test_batches_outside_the_window_are_not_begun"
     ),
     TURNS("the-window-is-one-batch-longer", "I3", "has_room")(
-        "return txid - committed <= window{+ + 1+}", STARTS, f"{AT_WORK}::test_batches_outside_the_window_are_not_begun"
+        "return txid - committed <= window{+ + 1+}", STARTS, f"{ATTEMPTS}::test_batches_outside_the_window_are_not_begun"
     ),
     FILE("a-batch-that-reads-its-states-begins-too-early", "I21", "_has_room")(
         "[-1-]{+2+} if spec.awaits_previous", STARTS, f"{QUERIES}::test_a_batch_waits_for_the_one_before_and_says_so"
@@ -116,6 +115,7 @@ MUTANTS = (
         "tests/integration/test_decisions.py::test_a_batch_has_all_its_tries",
     ),
     WORKER("a-task-helps-a-long-run-until-its-end", "I20", "Worker.help_run")(
-        "if time.monotonic() >= ends_at{+ + 10**9+}:", f"{AT_WORK}::test_a_task_that_has_helped_for_long_gives_its_place_back"
+        "if time.monotonic() >= ends_at{+ + 10**9+}:",
+        f"{ATTEMPTS}::test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order",
     ),
 )

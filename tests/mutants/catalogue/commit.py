@@ -18,11 +18,11 @@ POLICIES = "tests/conformance/test_policies.py"
 MUTANTS = (
     ANSWER_DEADLINES("a-read-waits-for-a-lock-without-end", "I20", "DeadlineCursor.execute")(
         "if is_first and connection.lock_seconds [-is not None-]{+== 0+}",
-        "tests/integration/test_lock_holders.py::test_what_meets_a_lock_names_the_session",
+        "tests/integration/test_obstacles.py::test_what_meets_a_lock_names_the_session",
     ),
     ANSWER_DEADLINES("a-commit-waits-for-a-stopped-server-for-ever", "I10", "DeadlineConnection.commit")(
         "[-_Wait(self).for_answer(super().commit-]{+super().commit(+})",
-        "tests/integration/test_answer_deadlines.py::test_a_commit_whose_process_is_stopped_is_given_up_and_looked_up",
+        "tests/integration/test_ordered_commit.py::test_a_commit_whose_process_is_stopped_is_given_up_and_looked_up",
     ),
     VERDICTS("a-txid-commits-before-its-predecessor", "I3", "may_commit")(
         "if txid [-!= facts.cursor.txid + 1:  # I3-]{+< facts.cursor.txid + 1:+}",
@@ -50,15 +50,15 @@ MUTANTS = (
     ),
     VERDICTS("a-retired-pipeline-commits", "I23", "check_in_order")(
         "[-check_not_retired(cursor.pipeline, facts.retired)-]{+pass+}",
-        "tests/integration/test_retirement.py::test_no_step_of_a_retired_pipeline_goes_on",
+        "tests/integration/test_registration.py::test_no_step_of_a_retired_pipeline_goes_on",
     ),
     VERDICTS("a-commit-looks-for-no-hole", "I9", "may_commit")(
         "[-check_in_order(facts-]{+check_not_retired(spec.name, facts.retired+})",
-        f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",
+        f"{ORDERED}::test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts",
     ),
     VERDICTS("a-cursor-ahead-of-its-commits-is-no-hole", "I9", "check_in_order")(
         "if facts.registered.last_commit [-!=-]{+>+} cursor.txid:",
-        f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",
+        f"{ORDERED}::test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts",
     ),
     ACTIONS("a-skip-need-not-continue-the-one-before", "I12", "skip")(
         "[-verdicts.check_continues(spec, batch.input, facts.cursor)-]{+pass+}",
@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     VERDICTS("ready-batches-commit-beyond-a-hole", "I9", "ready")(
         "[-check_in_order(facts-]{+check_not_retired(spec.name, facts.retired+})",
-        f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",
+        f"{ORDERED}::test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts",
     ),
     VERDICTS("a-ready-batch-need-not-continue-the-one-before", "I12", "ready")(
         "or [-batch_input.continues != continued-]{+False+}",
@@ -125,7 +125,7 @@ MUTANTS = (
     ),
     VERDICTS("a-table-that-is-another-one-is-not-noticed", "I9", "check_declaration")(
         "[-table_identity.check(registered.strange)-]{+pass+}",
-        "tests/integration/test_table_identity.py::test_nothing_goes_on_without_a_table",
+        "tests/integration/test_state_tables.py::test_nothing_goes_on_without_a_table",
     ),
     VERDICTS("a-broken-chain-of-a-transactional-source-is-planned-again", "I19", "check_continues")(
         'if [-spec.source_kind == "transactional"-]{+False+}:',
@@ -133,6 +133,6 @@ MUTANTS = (
     ),
     ANSWER_DEADLINES("a-read-in-blocks-waits-for-a-stopped-server-for-ever", "I20", "DeadlineCursor.fetchmany")(
         "[-_Wait(self.connection).for_answer(super().fetchmany, *args)-]{+super().fetchmany(*args)+}",
-        "tests/integration/test_answer_deadlines.py::test_a_read_in_blocks_does_not_wait_for_a_process_that_is_stopped",
+        "tests/integration/test_obstacles.py::test_no_read_and_no_migration_waits_for_a_process_that_is_stopped",
     ),
 )

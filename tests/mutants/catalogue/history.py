@@ -17,7 +17,7 @@ WHY = in_file("tidegate/explain/why.py")
 ATTEMPTS = "tests/integration/test_attempts.py"
 ORDERED = "tests/integration/test_ordered_commit.py"
 RESTORES = "tests/integration/test_restores.py"
-RETIREMENT = "tests/integration/test_retirement.py"
+REGISTERED = "tests/integration/test_registration.py"
 OLDER_COPY = f"{RESTORES}::test_an_older_copy_in_the_place_of_the_database_is_noticed"
 
 MUTANTS = (
@@ -32,7 +32,7 @@ MUTANTS = (
     CURSORS("a-locked-cursor-is-not-compared-with-its-history", "I9", "check_database")(
         "if [-not is_same_database(cursor, epoch := Epoch.of(facts.epoch), witness)-]"
         "{+(epoch := Epoch.of(facts.epoch)) is None+}:",
-        f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database",
+        f"{RESTORES}::test_a_copy_within_the_server_is_noticed",
     ),
     CURSORS("code-from-before-the-ledger-commits", "I19", "check_database")(
         "[-schema_revision.check_known(facts.name, facts.ledger, facts.in_the_way)-]{+pass+}",
@@ -40,17 +40,17 @@ MUTANTS = (
     ),
     SCHEMA_REVISION("a-trigger-keeps-rows-of-the-ledger-out", "I19", MODULE)(
         "tgtype & 3 = [-3-]{+4+} -- before each row",
-        "tests/integration/test_table_shape.py::test_nothing_goes_on_while_rows_of_the_ledger_are_not_found_or_kept",
+        "tests/integration/test_state_tables.py::test_nothing_goes_on_while_rows_of_the_ledger_are_not_found_or_kept",
     ),
     VERDICTS("ready-batches-of-a-retired-pipeline-commit", "I23", "ready")(
-        "[-check_in_order(facts)-]{+pass+}", f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on"
+        "[-check_in_order(facts)-]{+pass+}", f"{REGISTERED}::test_no_step_of_a_retired_pipeline_goes_on"
     ),
     COMMIT_FACTS("a-retired-pipeline-plans-and-processes", "I23", "check_history")(
         "[-cursors.check_not_retired(pipeline, facts.retired)-]{+pass+}",
-        f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on",
+        f"{REGISTERED}::test_no_step_of_a_retired_pipeline_goes_on",
     ),
     CURSORS("an-epoch-that-is-not-compared", "I9", "is_same_database")(
-        "return epoch [-== before-]{+is not None+} or", f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database"
+        "return epoch [-== before-]{+is not None+} or", f"{RESTORES}::test_a_copy_within_the_server_is_noticed"
     ),
     CURSORS("any-promotion-is-trusted", "I9", "is_same_database")(
         "[-(witness.trusts_promotions and epoch.was_promoted_from(before)-]{+epoch.was_promoted_from(before+})",
@@ -61,7 +61,7 @@ MUTANTS = (
     ),
     CURSORS("other-commits-of-the-same-txid-are-not-noticed", "I9", "describe_loss_since")(
         "if (committed_at := _as_text(found.committed_at)) != mark.committed_at{+ and found.attempt != mark.attempt+}:",
-        f"{RESTORES}::test_a_copy_that_went_on_elsewhere_is_noticed_by_its_other_commits",
+        f"{RESTORES}::test_an_older_copy_in_the_place_of_the_database_is_noticed",
     ),
     CURSORS("a-lost-redo-is-not-noticed", "I9", "describe_loss_since")(
         "if found.attempt [-<-]{+>+} mark.attempt:", f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash"
@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     DATABASE("what-can-be-done-later-waits-for-its-lock", "I20", "left_for_later")(
         "if [-not -]lock_holders.is_lock_timeout(error.orig):",
-        "tests/integration/test_lock_holders.py::test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of",
+        "tests/integration/test_obstacles.py::test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of",
     ),
     DATABASE("a-child-uses-its-parent-s-connections", "I8", "_forget_connections")(
         "[-engine.dispose(close=False)-]{+pass+}",
@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     POSTGRES_ERRORS("a-deadlock-is-a-permanent-error", "fault:deadlock-statement-timeout:commit", "translate")(
         'if state in _RETRYABLE_STATES{+.keys() - {"40P01"}+}:',
-        "tests/integration/test_lock_holders.py::test_a_step_that_a_deadlock_ends_leaves_nothing_and_is_tried_again",
+        "tests/integration/test_obstacles.py::test_a_step_that_a_deadlock_ends_leaves_nothing_and_is_tried_again",
     ),
     LOCAL_SETTINGS("a-limit-on-transactions-ends-large-merges", "I20", "without_time_limit")(
         'sa.func.set_config(name, "[-0-]{+300ms+}", True)',
@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     WHY("a-restored-database-commits-within-seconds", "verb:why", "_causes")(
         "yield _lost(wait, wait.loss)[-\n        return-]",
-        "tests/integration/test_why.py::test_a_restored_database_is_the_root",
+        "tests/integration/test_shown.py::test_a_restored_database_is_the_root",
     ),
     SCHEMA_REVISION("states-of-another-project-are-taken", "decision:0045", "check_revision")(
         "[-_check_same_migration(connection, own, of_project)-]{+pass+}",

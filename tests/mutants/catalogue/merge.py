@@ -19,10 +19,11 @@ UPDATES = "tests/conformance/test_updates.py"
 MUTANTS = (
     MERGE("an-upsert-without-its-guard", "I14", "_upsert")(
         'changes["txid"], guard = new.txid, [-target.c.txid < new.txid-]{+None+}',
-        f"{ORDERED}::test_a_state_row_ahead_of_the_ledger_halts",
+        f"{ORDERED}::test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts",
     ),
     MERGE("a-row-of-the-same-txid-is-written-again", "I14", "_upsert")(
-        "guard = new.txid, target.c.txid <{+=+} new.txid", f"{ORDERED}::test_a_state_row_ahead_of_the_ledger_halts"
+        "guard = new.txid, target.c.txid <{+=+} new.txid",
+        f"{ORDERED}::test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts",
     ),
     MERGE("batches-together-write-over-a-row-that-is-ahead", "I14", "_upsert")(
         "sa.case((target.c.txid < first_txid, new.txid){+, else_=new.txid+})",
@@ -33,7 +34,7 @@ MUTANTS = (
         f"{STATES}::test_a_row_of_another_writer_stops_the_commit_of_whole_rows",
     ),
     MERGE("rows-that-were-not-written-are-not-counted", "I14", "_merge")(
-        "if written [-!=-]{+>+} expected:", f"{ORDERED}::test_a_state_row_ahead_of_the_ledger_halts"
+        "if written [-!=-]{+>+} expected:", f"{ORDERED}::test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts"
     ),
     MERGE("keys-of-batches-together-are-not-counted", "I14", "_merge")(
         "if written [-!=-]{+>+} together.keys:", f"{READY}::test_a_foreign_row_or_trigger_stops_all_batches"
@@ -104,7 +105,6 @@ MUTANTS = (
         "[-case((sizes <= half_of(value, column.type, derived), sa.cast(_sum(column), column.type))-]"
         "{+cast(_sum(column), column.type+})",
         f"{READY}::test_batches_that_overflow_one_by_one_are_not_merged_together",
-        f"{READY}::test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one",
     ),
     EXPRESSIONS("a-merged-sum-may-come-near-its-limit", "I16", "near_the_limit")(
         'if value.merge == "{+no +}sum" else changed',

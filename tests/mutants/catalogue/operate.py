@@ -78,7 +78,7 @@ MUTANTS = (
     ),
     MENDED("a-record-that-was-taken-up-is-mended", "verb:quarantine", "mend")(
         "if record.replayed_txid [-is not None-]{+== txid+}:",
-        "tests/integration/test_mending.py::test_a_record_that_was_taken_up_is_not_mended",
+        "tests/integration/test_mending.py::test_a_second_mend_says_that_it_replaces_the_first",
     ),
     MENDED("a-second-mend-says-nothing", "verb:quarantine", "mend")(
         "if record.mended_at is [-not None and not-]{+None and+} mended.again:",
@@ -86,7 +86,7 @@ MUTANTS = (
     ),
     MENDED("two-operators-mend-at-once", "verb:quarantine", "mend")(
         "sa.select(*columns).where(*this)[-.with_for_update()-]",
-        "tests/integration/test_mending.py::test_of_two_operators_who_mend_at_once_one_is_told",
+        "tests/integration/test_mending.py::test_of_two_operators_who_mend_at_once_one_is_refused",
     ),
     PRUNING("what-has-not-committed-is-pruned", "I18", "prune")(
         "if up_to_txid > committed{+ + 1000+}:", f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces"

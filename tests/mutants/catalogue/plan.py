@@ -58,18 +58,18 @@ MUTANTS = (
     ),
     STORE("records-are-replayed-in-a-restored-database", "I9", "StateStore.replay_quarantined")(
         "[-commit_facts.check_history(connection, spec.name, self.witness)-]{+pass+}",
-        f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database",
+        "tests/integration/test_restores.py::test_a_copy_within_the_server_is_noticed",
     ),
     STORE("a-paused-pipeline-opens-batches", "verb:pause", "StateStore.open_batches")(
         "[-recorded_actions.check_not_paused(connection, spec.name)-]{+pass+}",
         f"{POLICIES}::test_a_paused_pipeline_plans_nothing_and_ends_only_what_has_begun",
     ),
     BATCHES("txids-overflow", "I3", "check_limits")(
-        "if last [-+ len(metadata) -]> MAX_TXID:", f"{ATTEMPTS}::test_what_opens_no_batch_writes_at_most_that_a_plan_succeeded"
+        "if last [-+ len(metadata) -]> MAX_TXID:", f"{ATTEMPTS}::test_a_plan_continues_what_was_opened_and_is_made_once"
     ),
     BATCHES("metadata-may-be-one-byte-too-long", "limit:MAX_METADATA_BYTES", "check_limits")(
         "if len(content) > {+2 * +}MAX_METADATA_BYTES:",
-        f"{ATTEMPTS}::test_what_opens_no_batch_writes_at_most_that_a_plan_succeeded",
+        f"{ATTEMPTS}::test_a_plan_continues_what_was_opened_and_is_made_once",
     ),
     BATCHES("a-committed-batch-is-halted", "I8", "halt")(
         "b.[-txid > _cursor_txid(pipeline), b.-]skip_reason.is_(None), ~is_retired",

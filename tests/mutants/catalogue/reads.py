@@ -12,17 +12,18 @@ NAMED_QUERY_ANSWERS = in_file("state_store/read_states/named_query_answers.py")
 UTC_TIMES = in_file("state_store/connections/utc_times.py")
 
 QUERIES = "tests/jobs/test_state_queries.py"
-STATE_ROWS = "tests/integration/test_state_rows.py"
+READS = "tests/integration/test_reads.py"
 
 MUTANTS = (
     FACTS("the-ack-of-the-last-commit-is-not-shown-as-due", "I20", "_facts")(
-        "b.txid <[-=-] c.txid, b.awaits_ack", "tests/integration/test_measures.py::test_measures_are_what_plain_sql_counts"
+        "b.txid <[-=-] c.txid, b.awaits_ack",
+        "tests/integration/test_shown.py::test_searches_and_measures_are_what_python_and_plain_sql_find",
     ),
     KEY_LOOKUP("a-key-with-more-digits-finds-another-row", "I17", "rows")(
-        'key.type.name[-.partition("(")[0]-]', f"{STATE_ROWS}::test_a_key_is_found_whatever_it_contains"
+        'key.type.name[-.partition("(")[0]-]', f"{READS}::test_a_key_is_found_whatever_it_contains"
     ),
     KEY_LOOKUP("a-key-of-null-finds-no-row", "I17", "statement")(
-        'sql.SQL("{} [-IS-]{+=+} NULL")', f"{STATE_ROWS}::test_a_key_is_found_whatever_it_contains"
+        'sql.SQL("{} [-IS-]{+=+} NULL")', f"{READS}::test_a_key_is_found_whatever_it_contains"
     ),
     LOOKUP("a-newer-row-is-read-as-that-of-the-batch-before", "I21", "Reading._check")(
         "txid > self.newest_txid{+ + 10**6+}:", f"{QUERIES}::test_a_row_that_is_newer_than_the_batch_is_refused"
@@ -39,11 +40,10 @@ MUTANTS = (
         f"{QUERIES}::test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next",
     ),
     ROWS("a-range-lacks-its-end", "I17", "_within")(
-        "sa.tuple_(*columns) <[-=-] given)", f"{STATE_ROWS}::test_rows_are_read_by_key_in_ranges_and_by_pages"
+        "sa.tuple_(*columns) <[-=-] given)", f"{READS}::test_rows_are_read_by_key_and_in_ranges"
     ),
     ROWS("the-last-row-of-a-page-comes-again", "I17", "_parts_after")(
         "yield [sa.tuple_(*columns) >{+=+} sa.tuple_(*values)]",
-        f"{STATE_ROWS}::test_rows_are_read_by_key_in_ranges_and_by_pages",
         "tests/page/test_ledger.py::test_rows_come_as_they_are",
     ),
     ROWS("a-page-has-no-rows-of-which-a-key-is-null", "I17", "_parts_after")(
@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     DATABASE("a-reader-s-snapshot-is-not-one", "I17", "Database._snapshot")(
         'isolation_level="[-REPEATABLE READ-]{+READ COMMITTED+}"',
-        "tests/integration/test_queries.py::test_an_answer_is_of_one_moment",
+        "tests/integration/test_reads.py::test_an_answer_is_of_one_moment",
     ),
     DATABASE("a-reader-takes-its-snapshot-before-it-holds-the-table", "I17", "Database._snapshot")(
         "[-hold(connection.connection.driver_connection, states, lock_timeout_seconds=lock_timeout_seconds-]"
@@ -61,11 +61,11 @@ MUTANTS = (
     ),
     NAMED_QUERY_ANSWERS("a-query-reads-what-it-does-not-name", "security:user-who-asks-query", "_statement")(
         "part.fullname [-not in known-]{+in ()+}:",
-        "tests/integration/test_queries.py::test_an_answer_that_is_more_than_reading_is_refused",
+        "tests/integration/test_reads.py::test_an_answer_that_is_more_than_reading_is_refused",
     ),
     UTC_TIMES("times-are-in-the-zone-of-the-database", "I17", "prepare_times")(
         'get_parameter_status("TimeZone") != "[-UTC-]{+Asia/Tokyo+}":',
-        f"{STATE_ROWS}::test_times_are_in_utc_whatever_zone_the_session_has",
+        f"{READS}::test_times_are_in_utc_whatever_zone_the_session_has",
     ),
     KEY_LOOKUP("a-partition-that-is-being-detached-is-not-missed", "I17", MODULE)(
         "AND [-NOT inhdetachpending-]{+true+}",

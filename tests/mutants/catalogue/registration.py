@@ -12,47 +12,47 @@ ROLE_SETTINGS = in_file("state_store/connections/role_settings.py")
 PRIMARY_KEYS = in_file("migrations/primary_keys.py")
 PIPELINE = in_file("state_store/declarations/pipeline_spec.py")
 
-RETIREMENT = "tests/integration/test_retirement.py"
-SCHEMA = "tests/integration/test_schema.py"
-IDENTITY = "tests/integration/test_table_identity.py"
+REGISTERED = "tests/integration/test_registration.py"
+STATE_TABLES = "tests/integration/test_state_tables.py"
 REBUILDS = "tests/jobs/test_rebuilds.py"
 
 MUTANTS = (
     ROLE_SETTINGS("another-role-passes-the-guard-unnamed", "I15", MODULE)(
         "WHERE role = ANY(:roles)[- OR name = 'tidegate.writer'-]",
-        "tests/integration/test_surroundings.py::test_a_setting_under_which_steps_never_end_is_named_with_its_role",
+        "tests/integration/test_database.py::test_a_setting_under_which_steps_never_end_is_named_with_its_role",
     ),
     ROLE_SETTINGS("settings-of-the-server-are-not-looked-at", "I20", MODULE)(
         "SELECT owner.role, name, [-reset_val || coalesce(unit, '')-]{+'0'+}",
-        "tests/integration/test_surroundings.py::test_a_setting_of_the_servers_configuration_is_named",
+        "tests/integration/test_database.py::test_a_setting_of_the_servers_configuration_is_named",
     ),
     ROLE_SETTINGS("what-pgoptions-asks-for-is-not-looked-at", "I20", MODULE)(
         "FROM pg_settings WHERE source = '[-client-]{+role+}'",
-        "tests/integration/test_surroundings.py::test_a_setting_of_the_processs_own_connections_is_named_and_a_long_one_is_no_obstacle",
+        "tests/integration/test_database.py::test_a_setting_under_which_steps_never_end_is_named_with_its_role",
     ),
     REGISTRATION("a-retired-name-is-given-again", "I23", "register")(
         "[-cursors.check_not_retired(spec.name, Retired(known.retired_at, known.retired_by, known.retired_reason))-]{+pass+}",
-        f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on",
+        f"{REGISTERED}::test_no_step_of_a_retired_pipeline_goes_on",
     ),
     REGISTRATION("a-pipeline-counts-on-top-of-rows-of-others", "I23", "register")(
         "[-_check_empty(connection, spec.name, spec.readable)-]{+pass+}",
-        f"{RETIREMENT}::test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration",
+        f"{REGISTERED}::test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration",
     ),
     REGISTRATION("a-state-has-two-writers", "I15", "_check_owned")(
-        "if owner [-!= spec.name-]{+== ''+}:", f"{SCHEMA}::test_a_state_has_one_writer"
+        "if owner [-!= spec.name-]{+== ''+}:", f"{REGISTERED}::test_a_state_has_one_writer"
     ),
     REGISTRATION("an-update-has-two-pipelines", "I15", "_owners")(
-        "for found in ([-of_states, of_tables-]{+of_tables,+}) for", f"{SCHEMA}::test_a_state_has_one_writer"
+        "for found in ([-of_states, of_tables-]{+of_tables,+}) for", f"{REGISTERED}::test_a_state_has_one_writer"
     ),
     REGISTRATION("another-source-needs-no-version", "I16", "_check_change")(
-        'spec.version <[-=-] known.declaration["version"]', f"{SCHEMA}::test_a_declaration_is_fixed_from_the_first_commit_on"
+        'spec.version <[-=-] known.declaration["version"]',
+        f"{REGISTERED}::test_a_declaration_is_fixed_from_the_first_commit_on",
     ),
     REGISTRATION("a-broken-chain-becomes-transactional", "I12", "_check_planned")(
         "if later.continues [-!= earlier.digest-]{+is None+}:",
         "tests/conformance/test_matrix.py::test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_again",
     ),
     CHANGES_PY("states-may-change-once-batches-have-committed", "I16", "check")(
-        "if refusals{+ and not committed+}:", f"{SCHEMA}::test_a_declaration_is_fixed_from_the_first_commit_on"
+        "if refusals{+ and not committed+}:", f"{REGISTERED}::test_a_declaration_is_fixed_from_the_first_commit_on"
     ),
     CHANGES_PY("a-column-comes-without-a-version", "I16", "check")(
         'if changes and spec.version <[-=-] known["version"]:',
@@ -70,45 +70,45 @@ MUTANTS = (
         f"{REBUILDS}::test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one",
     ),
     RETIREMENT_PY("a-followed-pipeline-is-retired", "I23", "retire")(
-        "[-_check_not_read(pipeline, others)-]{+pass+}", f"{RETIREMENT}::test_a_followed_pipeline_is_not_retired"
+        "[-_check_not_read(pipeline, others)-]{+pass+}", f"{REGISTERED}::test_a_followed_pipeline_is_not_retired"
     ),
     RETIREMENT_PY("a-pipeline-at-work-is-retired", "I23", "retire")(
         "[-_check_not_in_work(connection, pipeline, committed)-]{+pass+}",
-        f"{RETIREMENT}::test_a_pipeline_at_work_is_not_retired",
+        f"{REGISTERED}::test_a_process_that_began_before_is_fenced",
     ),
     RETIREMENT_PY("a-pipeline-is-retired-without-its-cursor-s-lock", "I23", "_lock")(
         ".where(c.pipeline == pipeline)[-.with_for_update()-])",
-        f"{RETIREMENT}::test_a_commit_and_a_retirement_wait_for_each_other",
+        f"{REGISTERED}::test_a_commit_and_a_retirement_wait_for_each_other",
     ),
     RETIREMENT_PY("attempts-outlive-their-pipeline", "I23", "_write")(
         ".where(a.pipeline == pipeline, {+~+}attempts.is_open(tables.attempt))",
-        f"{RETIREMENT}::test_a_process_that_began_before_is_fenced",
+        f"{REGISTERED}::test_a_process_that_began_before_is_fenced",
     ),
     RETIREMENT_PY("a-pipeline-without-its-states-is-reinstated", "I23", "reinstate")(
         "if names := list(dropped){+[100:]+}:",
-        f"{RETIREMENT}::test_states_are_dropped_with_all_their_parts",
-        f"{RETIREMENT}::test_what_needs_the_tables_of_a_state_keeps_them",
+        f"{REGISTERED}::test_states_are_dropped_with_all_their_parts",
+        f"{REGISTERED}::test_what_needs_the_tables_of_a_state_keeps_them",
     ),
     TABLE_IDENTITY("others-may-write-beside-commits", "I15", "(module)")(
-        "AND tgenabled [-= 'A'-]{+IN ('A', 'D')+}", f"{IDENTITY}::test_no_batch_commits_while_other_writers_are_not_refused"
+        "AND tgenabled [-= 'A'-]{+IN ('A', 'D')+}", f"{STATE_TABLES}::test_nothing_goes_on_with_a_table_that_is_not_as_declared"
     ),
     TABLE_IDENTITY("a-table-without-its-trigger-is-written", "I15", "(module)")(
         "WHERE [-oid IS NOT NULL-]"
         "{+EXISTS (SELECT FROM pg_trigger WHERE tgrelid = part.oid AND tgname = 'single_writer')+} AND NOT EXISTS (",
-        f"{IDENTITY}::test_no_batch_commits_while_other_writers_are_not_refused",
+        f"{STATE_TABLES}::test_nothing_goes_on_with_a_table_that_is_not_as_declared",
     ),
     TABLE_IDENTITY("others-may-write-a-partition", "I15", "(module)")(
         "JOIN pg_class ON oid = inhrelid AND {+NOT +}relispartition",
         "tests/conformance/test_range_partitions.py::test_a_partition_has_one_writer_and_no_readers_of_its_own",
     ),
     TABLE_IDENTITY("a-table-that-was-put-back-is-taken", "I9", "(module)")(
-        "AND (is_missing OR[- is_another OR-]", f"{IDENTITY}::test_nothing_goes_on_with_a_table_that_was_put_back"
+        "AND (is_missing OR[- is_another OR-]", f"{STATE_TABLES}::test_nothing_goes_on_with_a_table_that_was_put_back"
     ),
     TABLE_IDENTITY("a-column-that-was-made-again-is-taken", "I9", "(module)")(
-        "attnum <[->-] CAST(s.columns ->> attname AS int)", f"{IDENTITY}::test_another_column_of_the_name_is_not_added_to"
+        "attnum <[->-] CAST(s.columns ->> attname AS int)", f"{STATE_TABLES}::test_another_column_of_the_name_is_not_added_to"
     ),
     TABLE_IDENTITY("a-migration-accepts-a-table-that-was-put-back", "I9", "(module)")(
-        "AND (table_oid IS NULL OR :again{+ OR true+})", f"{IDENTITY}::test_nothing_goes_on_with_a_table_that_was_put_back"
+        "AND (table_oid IS NULL OR :again{+ OR true+})", f"{STATE_TABLES}::test_nothing_goes_on_with_a_table_that_was_put_back"
     ),
     REBUILDS_PY("a-rebuild-takes-its-place-before-it-has-all-batches", "I24", "_why_not_ready")(
         "if txids[spec.name] [-!=-]{+<+} txids[rebuild.name]:",

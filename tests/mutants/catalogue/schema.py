@@ -8,34 +8,34 @@ PREREQUISITES = in_file("migrations/prerequisites.py")
 
 ROLES = "tests/integration/test_roles.py"
 READY = "tests/integration/test_commit_ready.py"
-WHY = "tests/integration/test_why.py"
+SHOWN = "tests/integration/test_shown.py"
 STATES = "tests/conformance/test_states.py"
 RANGES = "tests/conformance/test_range_partitions.py"
 RESTORES = "tests/integration/test_restores.py"
-SHAPE = "tests/integration/test_table_shape.py"
+STATE_TABLES = "tests/integration/test_state_tables.py"
 
 MUTANTS = (
     FILE("a-column-of-another-type-is-written", "I15", "CREATE FUNCTION tidegate.shape_differences")(
-        "ELSE [-e.value <> f.value-]{+false+} END", f"{SHAPE}::test_nothing_goes_on_with_a_table_of_another_shape"
+        "ELSE [-e.value <> f.value-]{+false+} END", f"{STATE_TABLES}::test_nothing_goes_on_with_a_table_that_is_not_as_declared"
     ),
     FILE("a-foreign-trigger-changes-what-is-written", "I15", "CREATE FUNCTION tidegate.table_shape")(
         "WHERE NOT tgisinternal AND tgparentid = 0 AND tgenabled [-<> 'D-]{+= 'A+}'",
-        f"{SHAPE}::test_nothing_goes_on_with_a_table_of_another_shape",
+        f"{STATE_TABLES}::test_nothing_goes_on_with_a_table_that_is_not_as_declared",
     ),
     FILE("a-table-without-a-log-is-written", "I15", "CREATE FUNCTION tidegate.table_shape")(
         "FROM parts JOIN pg_class USING (oid) WHERE relpersistence [-<> 'p-]{+= 't+}'",
-        f"{SHAPE}::test_nothing_goes_on_with_a_table_of_another_shape",
+        f"{STATE_TABLES}::test_nothing_goes_on_with_a_table_that_is_not_as_declared",
     ),
     FILE("a-policy-hides-rows-from-commits", "I15", "CREATE FUNCTION tidegate.table_shape")(
         "AND relrowsecurity{+ AND relforcerowsecurity+} AND", f"{SHAPE}::test_nothing_goes_on_with_a_table_of_another_shape"
     ),
     FILE("a-parent-past-the-guard-is-not-seen", "I15", "CREATE FUNCTION tidegate.table_shape")(
         "FROM pg_inherits WHERE inhrelid = of_table{+ AND inhparent = of_table+}",
-        f"{SHAPE}::test_nothing_goes_on_with_a_table_of_another_shape",
+        f"{STATE_TABLES}::test_nothing_goes_on_with_a_table_that_is_not_as_declared",
     ),
     FILE("another-function-under-an-accepted-trigger-is-taken", "I15", "CREATE FUNCTION tidegate.table_shape")(
         "pg_get_triggerdef(pg_trigger.oid)[- || ', ' || md5(prosrc)-]",
-        f"{SHAPE}::test_a_shape_that_a_person_accepts_counts_from_then_on",
+        f"{STATE_TABLES}::test_a_shape_that_a_person_accepts_counts_from_then_on",
     ),
     FILE("any-role-with-the-right-writes-a-state", "I15", "CREATE FUNCTION tidegate.single_writer")(
         "IF [-owner IS DISTINCT FROM nullif(current_setting('tidegate.writer', true), '')-]"
@@ -122,19 +122,19 @@ MUTANTS = (
     )("GRANT SELECT{+, UPDATE+} ON", f"{ROLES}::test_a_role_has_the_privileges_of_its_work_and_no_other"),
     FILE("a-window-is-full-one-batch-early", "limit:WINDOW", "CREATE VIEW tidegate.batches")(
         "b.txid - k.txid >{+=+} (",
-        f"{WHY}::test_causes_agree_with_the_view_whatever_was_done",
+        f"{SHOWN}::test_each_batch_waits_for_what_the_view_says",
     ),
     FILE("a-halted-batch-is-shown-as-failed", "I19", "CREATE VIEW tidegate.batches")(
         "[-            WHEN b.halted_at IS NOT NULL THEN 'halted'\n-]",
-        f"{WHY}::test_a_halted_batch_says_the_way_out_of_its_error",
-        "tests/integration/test_search.py::test_every_combination_finds_what_a_filter_over_all_finds",
+        f"{SHOWN}::test_a_halted_batch_says_the_way_out_of_its_error",
+        "tests/integration/test_shown.py::test_searches_and_measures_are_what_python_and_plain_sql_find",
     ),
     ERRORS_PY("a-constraint-is-named-without-its-value", "I15", "_of_a_constraint")(
         '_detail(error, "[-message_detail-]{+message_hint+}")[:',
-        f"{SHAPE}::test_a_constraint_of_a_team_is_named_with_table_and_value",
+        f"{STATE_TABLES}::test_a_constraint_of_a_team_is_named_with_table_and_value",
     ),
     PREREQUISITES("a-database-that-keeps-few-characters-is-taken", "error:PERMANENT_ERROR", "check")(
         'scalar_one()) != "[-UTF8-]{+SQL_ASCII+}":',
-        "tests/integration/test_surroundings.py::test_a_database_that_cannot_keep_every_text_is_refused",
+        "tests/integration/test_database.py::test_a_database_that_cannot_be_used_says_why",
     ),
 )

@@ -14,7 +14,7 @@ DAMAGED = f"{ORDERED}::test_staging_that_differs_from_its_seal_never_counts"
 MUTANTS = (
     STAGING("an-event-trigger-changes-what-is-staged", "I15", "create")(
         'connection.execute(_GIVEN, {"tables": [[-table.name for table in made-]]})',
-        "tests/integration/test_table_shape.py::test_what_an_event_trigger_gives_to_new_staging_tables_is_refused",
+        "tests/integration/test_state_tables.py::test_what_an_event_trigger_gives_to_new_staging_tables_is_refused",
     ),
     ATTEMPTS_PY("a-fence-that-is-not-compared", "I4", "_lock_owned")(
         "if batch.attempt [-!=-]{+<+} attempt.number:",
@@ -26,11 +26,11 @@ MUTANTS = (
     ),
     ATTEMPTS_PY("an-attempt-that-failed-is-sealed", "I5", "seal")(
         "if own.failed_at is not None{+ and own.is_poison+}:",
-        f"{ATTEMPTS}::test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else",
+        f"{ATTEMPTS}::test_a_retry_keeps_what_was_sealed_and_begins_again_after_all_else",
     ),
     ATTEMPTS_PY("a-second-seal-is-written", "I8", "seal")(
         "if own.sealed_at is {+None and own.failed_at is +}not None:",
-        f"{ATTEMPTS}::test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else",
+        f"{ATTEMPTS}::test_a_retry_keeps_what_was_sealed_and_begins_again_after_all_else",
     ),
     ATTEMPTS_PY("a-replay-is-not-compared", "I11", "seal")(
         "[-_check_replay(connection, attempt, tracked)-]{+pass+}",

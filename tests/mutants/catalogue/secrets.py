@@ -88,6 +88,6 @@ MUTANTS = (
     ),
     SPANS("a-trace-has-what-an-error-quotes", "security:reader-of-metrics-endpoint", "Spans._record_attempt")(
         'times.error[-.partition(":")[0]-] if times.error',
-        "tests/integration/test_spans.py::test_spans_have_the_times_of_the_ledger_and_the_codes_of_errors",
+        "tests/integration/test_shown.py::test_spans_have_the_times_of_the_ledger_and_the_codes_of_errors",
     ),
 )

@@ -278,6 +278,6 @@ MUTANTS = (
     ),
     SOURCE_CONNECTION("a-limit-of-the-source-s-server-ends-a-read", "I20", MODULE)(
         "SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN {+('none') AND name IN +}",
-        "tests/integration/test_surroundings.py::test_a_source_is_read_without_the_limits_of_its_server",
+        "tests/integration/test_database.py::test_a_source_is_read_without_the_limits_of_its_server",
     ),
 )
