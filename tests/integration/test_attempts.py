@@ -53,7 +53,6 @@ def test_a_plan_continues_what_was_opened_and_is_made_once(tally: Tally, setting
 
 
 def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
-    """The slower execution finds the plan of the faster; neither fails."""
     tally.plan(2, run_id="before")
     faster = "INSERT INTO tidegate.run_batch (pipeline, run_id, position, txid) VALUES ('tally', 'run', 0, 1)"
     with holding(settings, faster) as twin, ThreadPoolExecutor(1) as thread:
@@ -148,7 +147,6 @@ def test_an_attempt_from_before_an_accepted_loss_is_fenced(tally: Tally, setting
 
 @pytest.mark.promise("fault:process-dies-at-any-statement:processing")
 def test_a_retry_keeps_what_was_sealed_and_begins_again_after_all_else(tally: Tally, settings: Settings) -> None:
-    """A repeated task finds its work done."""
     tally.plan(2)
     tally.start(1)
     tally.sql("INSERT INTO staging.per_shop_1_1 VALUES ('lost', 1, 1, 1, 1, 1)", role="tidegate_stager")
@@ -175,10 +173,9 @@ def test_a_retry_keeps_what_was_sealed_and_begins_again_after_all_else(tally: Ta
 
 @pytest.mark.promise("I16", "error:DECLARATION_CHANGED", "fault:declaration-changed-in-between:processing")
 @pytest.mark.promise("fault:declaration-changed-in-between:commit")
-def test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state(
+def test_after_a_deploy_neither_old_code_nor_old_partials_count(
     tally: Tally, settings: Settings, register: Callable[..., None]
 ) -> None:
-    """A worker that was not restarted gets an error that says so."""
     tally.having(2, 1)
     deployed = Tally(tally.store, replace(tally.spec, version=2))
     register(replace(TALLY, version=2))
@@ -254,11 +251,9 @@ def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(tal
     tally.commit(4)
 
 
-def test_texts_are_staged_as_utf8_whatever_encoding_the_session_has(
-    tally: Tally, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_staged_as_utf8_whatever_the_session_has(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     """A role, a database, the server or PGCLIENTENCODING may set another: the bytes would be taken for other characters."""
-    tally.sql(f"ALTER DATABASE {settings.pg_database} SET client_encoding = 'LATIN1'", role="postgres")
+    tally.sql(f"ALTER DATABASE {tally.store.settings.pg_database} SET client_encoding = 'LATIN1'", role="postgres")
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     tally.having(1, 1, 1, shops=[("Zürich €", 1, 1, 1, 1)])
     assert [row[0] for row in tally.state()] == ["Zürich €"]

@@ -16,6 +16,7 @@ from tidegate import migrations
 from tidegate.jobs import Avg, Count, Files, Max, Min, Newest, Pipeline, State, Sum, Variance
 from tidegate.state_store import Settings, StateStore
 
+Share = Callable[[int, int], None]
 # Values of each type.
 VALUES: dict[str, list[Any]] = {
     "bigint": list(range(-5, 6)),
@@ -52,7 +53,7 @@ STATES: dict[str, Any] = {
 
 
 @pytest.fixture
-def share(store: StateStore, as_role: Execute, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+def share(store: StateStore, as_role: Execute, monkeypatch: pytest.MonkeyPatch) -> Share:
     """A function that lets so many rows be combined before the upsert, in a table, by the session and so many workers."""
 
     def shared(rows: int, workers: int) -> None:
@@ -65,9 +66,7 @@ def share(store: StateStore, as_role: Execute, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.promise("performance:ready-batches-are-merged-together", "performance:newest-rows-of-several-batches-are-found")
 @pytest.mark.parametrize("is_shared", [False, True], ids=["in the upsert", "by several processes"])
-def test_batches_together_leave_what_they_leave_one_by_one(
-    tally_of: TallyOf, share: Callable[[int, int], None], is_shared: bool
-) -> None:
+def test_batches_together_leave_what_they_leave_one_by_one(tally_of: TallyOf, share: Share, is_shared: bool) -> None:
     draw = random.Random(1)
     if is_shared:
         share(0, 2)
@@ -123,7 +122,7 @@ VISITS = _pipeline(
 
 
 @pytest.mark.promise("performance:from-million-rows-on-several-processes-add")
-def test_every_key_is_in_one_part(tally_of: TallyOf, share: Callable[[int, int], None]) -> None:
+def test_every_key_is_in_one_part(tally_of: TallyOf, share: Share) -> None:
     draw = random.Random(4)
     sold: dict[str | None, int] = {}
     days = tally_of(DAYS)
@@ -144,9 +143,7 @@ def test_every_key_is_in_one_part(tally_of: TallyOf, share: Callable[[int, int],
 
 @pytest.mark.promise("performance:rows-staged-in-order-of-only-key")
 @pytest.mark.parametrize("processes", [1, 2])
-def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
-    tally_of: TallyOf, share: Callable[[int, int], None], processes: int
-) -> None:
+def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(tally_of: TallyOf, share: Share, processes: int) -> None:
     visits = tally_of(VISITS)
     for txid in visits.plan(3):
         visitors = [(visitor, txid) for visitor in [*range(-300, 300), None]]
@@ -204,9 +201,7 @@ OVERFLOWS = {
 
 @pytest.mark.promise("I2", "error:OVERFLOW")
 @pytest.mark.parametrize("case", OVERFLOWS)
-def test_batches_that_overflow_one_by_one_are_not_merged_together(
-    tally_of: TallyOf, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
+def test_batches_that_overflow_are_not_merged_together(tally_of: TallyOf, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     pipeline, *batches = OVERFLOWS[case]
     money = tally_of(pipeline)
     for txid, rows in zip(money.plan(3), batches, strict=True):
@@ -231,7 +226,6 @@ SWALLOW = (
 
 @pytest.mark.promise("I14")
 def test_a_foreign_row_or_trigger_stops_all_batches(tally: Tally, settings: Settings) -> None:
-    """Together or alone, no incomplete batch commits (I14)."""
     tally.having(4, 3, 1, shops=[("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
     tally.process(4, [("c", 1, 1, 1, 1)])
     for event in ("INSERT", "UPDATE"):
@@ -346,7 +340,6 @@ def test_a_commit_asks_postgres_nine_times_and_many_at_once_little_more(tally_of
 
 
 def plan_files(tally: Tally, *files: int) -> None:
-    """Plan a batch of each file."""
     found = [{"name": f"{n}.csv", "sha256": f"{n:064x}", "size": 1, "mtime_ns": 1, "inode": n} for n in files]
     tally.store.open_batches(tally.spec, "run", [], None, [encode_metadata({"files": [file]}) for file in found])
 

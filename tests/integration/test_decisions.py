@@ -1,15 +1,16 @@
-"""Decisions about a batch during its seal or commit: they lock the batch first and decide then."""
+"""Decisions of people and policies about a batch, or a quarantined record: they lock the batch first and decide then."""
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.integration.conftest import PATIENCE_SECONDS, ROW, TALLY, Tally, TallyOf, listening, until
-from tests.store import Redo, Tracked, errors, rebuilds
+from tests.store import MAX_BYTES, Mend, Redo, Tracked, errors, rebuilds
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Pipeline, State
 from tidegate.state_store import Settings, StateStore
@@ -88,9 +89,7 @@ def test_a_batch_that_is_being_skipped_cannot_be_tried_again(poisoned: Tally, me
     assert poisoned.sql("SELECT skip_reason FROM tidegate.batch WHERE txid = 1") == [("it failed",)]
 
 
-def test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted(
-    poisoned: Tally, meanwhile: MeanwhileDecide
-) -> None:
+def test_a_batch_that_commits_or_is_given_up_meanwhile_is_not_halted(poisoned: Tally, meanwhile: MeanwhileDecide) -> None:
     tally = poisoned
     tally.process(1)
     tally.fail(2)
@@ -105,9 +104,7 @@ def test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted
     assert tally.store.turn("tally", 1).halted is None
 
 
-def test_a_redo_is_refused_if_a_pipeline_has_begun_to_follow_meanwhile(
-    tally_of: TallyOf, owner: StateStore, register: Callable[..., None]
-) -> None:
+def test_a_redo_is_refused_if_a_pipeline_follows_meanwhile(tally_of: TallyOf, owner: StateStore, register: Callable) -> None:
     followed = {name: replace(state, kind="opaque", changes=True) for name, state in TALLY.states.items()}
     tally = tally_of(replace(TALLY, states=followed)).having(1, 1, 1)
     owner.check_not_followed(tally.spec, 1)
@@ -116,9 +113,7 @@ def test_a_redo_is_refused_if_a_pipeline_has_begun_to_follow_meanwhile(
         owner.redo_batch(tally.spec, 1, Redo("an operator", "it was wrong"))
 
 
-def test_a_rebuild_that_has_all_batches_and_lacks_a_commit_does_not_take_its_pipelines_place(
-    tally: Tally, settings: Settings, owner: StateStore
-) -> None:
+def test_a_rebuild_that_lacks_a_commit_is_not_ready(tally: Tally, settings: Settings, owner: StateStore) -> None:
     def found() -> Any:
         with migrations.connected(settings) as connection:
             return rebuilds.find(connection, [changed])
@@ -134,3 +129,115 @@ def test_a_rebuild_that_has_all_batches_and_lacks_a_commit_does_not_take_its_pip
     assert "tally__v2 has committed 1 of its 2 batches" in found().pending["tally"]
     rebuild.commit(2)
     assert found().ready == [changed]
+
+
+PARSED = '{"shop":"a","day":"2013-01-01","cents":-5,"ratio":"NaN","open":null,"tags":["x"],"more":{"y":1}}'
+RAW, COLUMNS = 1, 2
+QUARANTINE = (
+    "INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, payload, is_raw) "
+    "SELECT 'tally', 1, number, 'no int', %s, %s FROM generate_series(%s, %s) AS number"
+)
+
+
+@pytest.fixture
+def quarantined(tally: Tally) -> Tally:
+    """Tally with a committed batch that has set aside a raw record and a parsed one."""
+    tally.having(1, 1, 1)
+    tally.sql(QUARANTINE, ["a,five", True, RAW, RAW])
+    tally.sql(QUARANTINE, [PARSED, False, COLUMNS, COLUMNS])
+    return tally
+
+
+def mend(tally: Tally, number: int, payload: str, *, by: str = "anna", again: bool = False, txid: int = 1) -> object:
+    return tally.store.mend_quarantined("tally", txid, number, Mend(payload, by, "the till was wrong", again))
+
+
+def record(tally: Tally, number: int) -> dict[str, Any]:
+    (found,) = (row for row in tally.store.quarantined("tally") if row["number"] == number)
+    return found
+
+
+def test_a_second_mend_says_that_it_replaces_the_first(quarantined: Tally) -> None:
+    says = "tally 1 has no record 3 in quarantine|tally has no txid 7"
+    quarantined.refuses(
+        errors.UnknownBatch, says, partial(mend, quarantined, 3, "a,5"), partial(mend, quarantined, 1, "a,5", txid=7)
+    )
+    before = record(quarantined, RAW)
+    mend(quarantined, RAW, "a,5")
+
+    after = record(quarantined, RAW)
+    mended = {"mended_payload": "a,5", "mended_by": "anna", "mended_reason": "the till was wrong"}
+    assert after == before | mended | {"mended_at": after["mended_at"]}
+    assert after["mended_at"] > after["quarantined_at"]
+    (action,) = quarantined.store.batch_history("tally", 1).actions
+    expected = ("mend", 1, "anna", "record 1: the till was wrong")
+    assert (action["action"], action["txid"], action["owner"], action["reason"]) == expected
+
+    says = r"record 1, was mended on .* by anna: the till was wrong\. To replace that.*--again"
+    quarantined.refuses(errors.RangeRefused, says, partial(mend, quarantined, RAW, "a,6", by="berta"))
+    mend(quarantined, RAW, "a,6", by="berta", again=True)
+    assert (record(quarantined, RAW)["mended_payload"], record(quarantined, RAW)["mended_by"]) == ("a,6", "berta")
+    assert [action["owner"] for action in quarantined.store.batch_history("tally", 1).actions] == ["anna", "berta"]
+
+    # The batch that takes a record up may have read it already. A skipped replay gives it back, with its mend.
+    assert quarantined.store.replay_quarantined(quarantined.spec, "anna", "mended") == (2, 2)
+    says = r"record 1, was taken up by txid 2, so it is not mended"
+    quarantined.refuses(errors.RangeRefused, says, partial(mend, quarantined, RAW, "a,7", again=True))
+    quarantined.fail(2, "TEST: failed", is_poison=False)
+    assert quarantined.store.skip_batch(quarantined.spec, 2, "anna", "not yet") is not None
+    assert record(quarantined, RAW)["mended_payload"] == "a,6"
+    mend(quarantined, RAW, "a,7", again=True)
+    assert record(quarantined, RAW)["mended_payload"] == "a,7"
+
+
+@pytest.mark.promise("limit:MAX_BYTES")
+def test_a_parsed_record_takes_json_of_its_columns(quarantined: Tally) -> None:
+    taken = {
+        COLUMNS: [
+            PARSED.replace("-5", "5.00"),
+            PARSED.replace('"a"', "null"),
+            PARSED.replace('"NaN"', "1.5e3"),
+            PARSED.replace('"open":null', '"open":true'),
+            f" {PARSED.replace(',', ' , ')}\n",
+            PARSED.replace('"a"', r'"a\u0000"'),  # what a state can keep is decided by the replay
+            PARSED.replace("-5", "9" * 5000),
+        ],
+        RAW: ['"a\nb",5', "x" * MAX_BYTES],
+    }
+    for number, payloads in taken.items():
+        for payload in payloads:
+            mend(quarantined, number, payload, again=True)
+            assert record(quarantined, number)["mended_payload"] == payload
+    for payload in (
+        "{",
+        "[]",
+        PARSED.replace('"cents":-5,', ""),
+        PARSED.replace("{", '{"new":1,', 1),
+        PARSED.replace("{", '{"cents":1,', 1),
+        PARSED.replace("-5", "NaN"),
+    ):
+        with pytest.raises(errors.UsageError, match="has to be a JSON object of all its columns"):
+            mend(quarantined, COLUMNS, payload, again=True)
+
+
+def test_of_two_operators_who_mend_at_once_one_is_refused(quarantined: Tally) -> None:
+    """The second has not seen the first one's mend, so it does not replace it; many times."""
+    quarantined.sql(QUARANTINE, ["a,five", True, 10, 29])
+    barrier = threading.Barrier(2)
+
+    def refusal(number: int, name: str) -> str | None:
+        barrier.wait()
+        try:
+            mend(quarantined, number, f"a,{name}", by=name)
+        except errors.RangeRefused as refused:
+            return str(refused)
+        return None
+
+    with ThreadPoolExecutor(2) as threads:
+        for number in range(10, 30):
+            answers = dict(zip(("anna", "berta"), threads.map(partial(refusal, number), ("anna", "berta")), strict=True))
+            (winner,) = (name for name, answer in answers.items() if answer is None)
+            (refused,) = filter(None, answers.values())
+            assert f"by {winner}: the till was wrong" in refused
+            assert record(quarantined, number)["mended_payload"] == f"a,{winner}"
+    assert len(quarantined.store.batch_history("tally", 1).actions) == 20

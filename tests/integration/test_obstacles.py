@@ -200,18 +200,16 @@ def disk(settings: Settings, as_role: Execute) -> Iterator[Path]:
 
 @pytest.mark.promise("fault:disk-is-full:processing", "fault:disk-is-full:commit")
 @pytest.mark.parametrize("step", ["processing", "commit"])
-def test_what_finds_the_disk_full_leaves_nothing_and_is_tried_again(
-    disk: Path, tally: Tally, settings: Settings, step: str
-) -> None:
+def test_what_finds_the_disk_full_leaves_nothing_and_is_tried_again(disk: Path, tally: Tally, step: str) -> None:
     rows = [(f"shop {number}", 1, 1, 1, 1) for number in range(50)]
     tally.having(1, processed=int(step == "commit"), shops=rows)
-    before = contents(settings)
+    before = contents(tally.store.settings)
     ballast = fill(disk)
     with pytest.raises(errors.StoreUnavailable, match="No space left on device"):
         tally.commit(1) if step == "commit" else tally.process(1, rows)
     ballast.unlink()
     if step == "commit":
-        assert contents(settings) == before
+        assert contents(tally.store.settings) == before
     else:
         tally.process(1, rows)
     assert tally.commit(1).key_count == len(tally.state()) == len(rows)

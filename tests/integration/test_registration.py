@@ -55,7 +55,6 @@ CHANGES = [
 
 @pytest.mark.promise("I16", "decision:0007")
 def test_a_declaration_is_fixed_from_the_first_commit_on(tally: Tally, settings: Settings) -> None:
-    """Existing values keep their meaning: the change is refused, and the old code goes on (I16)."""
     tally.having(3, 1, 1)
     tally.process(3)
     register = partial(register_spec, settings)
@@ -101,7 +100,6 @@ def test_a_state_has_one_writer(tally: Tally, settings: Settings) -> None:
 
 @pytest.mark.promise("I23", "fault:pipeline-is-retired:processing", "error:PIPELINE_RETIRED", "decision:0046")
 def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, settings: Settings) -> None:
-    """Plan, attempt, commit and every verb name who retired it, when and why."""
     store = busy.store
     busy.refuses(Exception, "permission denied", lambda: retire(store), lambda: store.reinstate("tally", "x", "x"))
     unknown = "Pipeline unknown is not registered in this database"

@@ -174,9 +174,7 @@ def test_a_database_does_not_disturb_its_successor_or_another_with_the_same_fold
     assert "TIDEGATE_WITNESS_FOLDER" in warning
 
 
-def test_the_next_plan_repairs_the_witness_after_a_crash(
-    tally: Tally, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_plan_repairs_the_witness(tally: Tally, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     tally.having(3, 3, 2)
     (file,) = settings.marks_folder.glob("tally.*.json")
 

@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     FILE("an-attempt-does-not-compare-the-declaration", "I16", "decide")(
         "[-verdicts.check_declaration(spec, facts.registered)-]{+pass+}",
-        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
+        f"{ATTEMPTS}::test_after_a_deploy_neither_old_code_nor_old_partials_count",
     ),
     FILE("an-attempt-of-a-retired-pipeline-begins", "I23", "decide")(
         "[-check_not_retired(spec.name, facts.retired)-]{+pass+}",
@@ -61,7 +61,7 @@ MUTANTS = (
     FILE("a-batch-sealed-by-another-declaration-is-kept", "I16", "_reason_against")(
         "newest.[-is_sealed_by(spec.fingerprint)-]{+sealed_at is not None+} and batch.continues(previous)",
         STARTS,
-        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
+        f"{ATTEMPTS}::test_after_a_deploy_neither_old_code_nor_old_partials_count",
     ),
     FILE("a-decision-to-skip-outlives-a-new-input", "I12", "_reason_against")(
         "if batch.locked.skip_reason is not None[- and _keeps_input(spec, batch, previous)-]:",

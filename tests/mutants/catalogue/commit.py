@@ -41,7 +41,7 @@ MUTANTS = (
     ),
     VERDICTS("a-commit-does-not-compare-the-declaration", "I16", "may_commit")(
         "[-check_declaration(spec, facts.registered)  # I16-]{+pass+}",
-        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
+        f"{ATTEMPTS}::test_after_a_deploy_neither_old_code_nor_old_partials_count",
     ),
     FILE("files-that-count-are-not-recorded", "I12", "_merge")(
         "[-counted_files.write(connection, spec, [batch.input for batch in together])  # refuses a file that has "
@@ -70,7 +70,7 @@ MUTANTS = (
     ),
     VERDICTS("ready-batches-of-another-declaration-commit", "I16", "ready")(
         "[-check_declaration(spec, facts.registered)-]{+pass+}",
-        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
+        f"{ATTEMPTS}::test_after_a_deploy_neither_old_code_nor_old_partials_count",
     ),
     VERDICTS("ready-batches-commit-beyond-a-hole", "I9", "ready")(
         "[-check_in_order(facts-]{+check_not_retired(spec.name, facts.retired+})",
@@ -90,7 +90,7 @@ MUTANTS = (
     ),
     VERDICTS("a-ready-batch-need-not-be-sealed-by-this-declaration", "I16", "ready")(
         "[-check_sealed(spec, batch.locked, batch.newest, attempt_timeout_seconds=0)-]{+pass+}",
-        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
+        f"{ATTEMPTS}::test_after_a_deploy_neither_old_code_nor_old_partials_count",
     ),
     RECORD("the-cursor-keeps-the-former-digest", "I12", "write")(
         '[-, "source_digest": last.input.digest-]}', f"{ORDERED}::test_batches_add_up_in_txid_order"
@@ -103,7 +103,7 @@ MUTANTS = (
     ),
     VERDICTS("partials-of-another-declaration-are-merged", "I16", "check_sealed")(
         "if [-attempt.fingerprint != spec.fingerprint-]{+False+}:",
-        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
+        f"{ATTEMPTS}::test_after_a_deploy_neither_old_code_nor_old_partials_count",
     ),
     VERDICTS("bad-records-vanish-with-their-policy", "I1", "check_sealed")(
         "if [-attempt.quarantined_rows and not spec.quarantines-]{+False+}:",
@@ -117,7 +117,7 @@ MUTANTS = (
     ),
     VERDICTS("a-declaration-only-has-to-be-registered", "I16", "check_declaration")(
         "if registered.fingerprint [-!= spec.fingerprint-]{+is None+}:",
-        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
+        f"{ATTEMPTS}::test_after_a_deploy_neither_old_code_nor_old_partials_count",
     ),
     VERDICTS("a-state-that-was-given-away-is-written", "I15", "check_declaration")(
         "if [-set(registered.tables) != set(spec.tables)-]{+not registered.tables and spec.tables+}:",

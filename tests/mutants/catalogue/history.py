@@ -64,24 +64,24 @@ MUTANTS = (
         f"{RESTORES}::test_an_older_copy_in_the_place_of_the_database_is_noticed",
     ),
     CURSORS("a-lost-redo-is-not-noticed", "I9", "describe_loss_since")(
-        "if found.attempt [-<-]{+>+} mark.attempt:", f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash"
+        "if found.attempt [-<-]{+>+} mark.attempt:", f"{RESTORES}::test_the_next_plan_repairs_the_witness"
     ),
     STORE("a-witness-not-written", "I9", "StateStore._commit_transaction")(
         "[-self.witness.advance(committed)-]{+pass+}", OLDER_COPY
     ),
     STORE("a-plan-repairs-no-witness", "I9", "StateStore.open_batches")(
         "[-self.witness.advance(committed)  # a process on another machine may have committed it-]{+pass+}",
-        f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",
+        f"{RESTORES}::test_the_next_plan_repairs_the_witness",
     ),
     WITNESS("a-mark-goes-back", "I9", "_is_later")(
         "return known is not None and known.place [->-]{+=+}= mark.place",
         f"{RESTORES}::test_marks_only_go_forward_and_are_private",
     ),
     WITNESS("a-redo-makes-no-later-mark", "I9", "Mark.place")(
-        "return self.txid, [-self.attempt-]{+0+}", f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash"
+        "return self.txid, [-self.attempt-]{+0+}", f"{RESTORES}::test_the_next_plan_repairs_the_witness"
     ),
     WITNESS("the-mark-of-something-else-is-taken", "I19", "_read")(
-        "if not is_known[- or not is_ours-]:", f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash"
+        "if not is_known[- or not is_ours-]:", f"{RESTORES}::test_the_next_plan_repairs_the_witness"
     ),
     RECORDED_ACTIONS("an-accepted-loss-begins-no-history", "I9", "accept_epoch")(
         ".values(epoch=str(epoch)[-, history=sa.func.gen_random_uuid()-])", OLDER_COPY

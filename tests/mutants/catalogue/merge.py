@@ -104,11 +104,11 @@ MUTANTS = (
         "return sa."
         "[-case((sizes <= half_of(value, column.type, derived), sa.cast(_sum(column), column.type))-]"
         "{+cast(_sum(column), column.type+})",
-        f"{READY}::test_batches_that_overflow_one_by_one_are_not_merged_together",
+        f"{READY}::test_batches_that_overflow_are_not_merged_together",
     ),
     EXPRESSIONS("a-merged-sum-may-come-near-its-limit", "I16", "near_the_limit")(
         'if value.merge == "{+no +}sum" else changed',
-        f"{READY}::test_batches_that_overflow_one_by_one_are_not_merged_together",
+        f"{READY}::test_batches_that_overflow_are_not_merged_together",
     ),
     EXPRESSIONS("null-wins-among-the-rows-of-batches", "I16", "in_order")(
         "[c.desc()[-.nulls_last()-] if",

@@ -36,7 +36,7 @@ MUTANTS = (
     ),
     ACTIONS("a-redo-of-what-others-have-counted", "I13", "redo")(
         "[-check_not_followed(connection, spec, txid, request.without)-]{+pass+}",
-        "tests/integration/test_decisions.py::test_a_redo_is_refused_if_a_pipeline_has_begun_to_follow_meanwhile",
+        "tests/integration/test_decisions.py::test_a_redo_is_refused_if_a_pipeline_follows_meanwhile",
     ),
     ACTIONS("a-redo-of-what-is-being-rebuilt", "I24", "redo")(
         "[-check_not_rebuilt(connection, spec, txid)-]{+pass+}",
@@ -78,15 +78,15 @@ MUTANTS = (
     ),
     MENDED("a-record-that-was-taken-up-is-mended", "verb:quarantine", "mend")(
         "if record.replayed_txid [-is not None-]{+== txid+}:",
-        "tests/integration/test_mending.py::test_a_second_mend_says_that_it_replaces_the_first",
+        "tests/integration/test_decisions.py::test_a_second_mend_says_that_it_replaces_the_first",
     ),
     MENDED("a-second-mend-says-nothing", "verb:quarantine", "mend")(
         "if record.mended_at is [-not None and not-]{+None and+} mended.again:",
-        "tests/integration/test_mending.py::test_a_second_mend_says_that_it_replaces_the_first",
+        "tests/integration/test_decisions.py::test_a_second_mend_says_that_it_replaces_the_first",
     ),
     MENDED("two-operators-mend-at-once", "verb:quarantine", "mend")(
         "sa.select(*columns).where(*this)[-.with_for_update()-]",
-        "tests/integration/test_mending.py::test_of_two_operators_who_mend_at_once_one_is_refused",
+        "tests/integration/test_decisions.py::test_of_two_operators_who_mend_at_once_one_is_refused",
     ),
     PRUNING("what-has-not-committed-is-pruned", "I18", "prune")(
         "if up_to_txid > committed{+ + 1000+}:", f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces"
@@ -123,6 +123,6 @@ MUTANTS = (
     ),
     MENDED("a-mended-record-lacks-a-column", "verb:quarantine", "check_columns")(
         "isinstance(found, dict)[- and found.keys() == columns.keys()-] else",
-        "tests/integration/test_mending.py::test_a_parsed_record_takes_json_of_its_columns",
+        "tests/integration/test_decisions.py::test_a_parsed_record_takes_json_of_its_columns",
     ),
 )

@@ -73,15 +73,15 @@ MUTANTS = (
     ),
     BATCHES("a-committed-batch-is-halted", "I8", "halt")(
         "b.[-txid > _cursor_txid(pipeline), b.-]skip_reason.is_(None), ~is_retired",
-        f"{DECISIONS}::test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted",
+        f"{DECISIONS}::test_a_batch_that_commits_or_is_given_up_meanwhile_is_not_halted",
     ),
     BATCHES("a-batch-that-was-given-up-is-halted", "I20", "halt")(
         "[-b.skip_reason.is_(None), -]~is_retired",
-        f"{DECISIONS}::test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted",
+        f"{DECISIONS}::test_a_batch_that_commits_or_is_given_up_meanwhile_is_not_halted",
     ),
     BATCHES("a-batch-is-halted-without-its-lock", "I8", "halt")(
         "[-_lock(connection, pipeline, b.txid == txid)-]{+pass+}",
-        f"{DECISIONS}::test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted",
+        f"{DECISIONS}::test_a_batch_that_commits_or_is_given_up_meanwhile_is_not_halted",
     ),
     BATCHES("a-committed-batch-is-reopened", "I8", "reopen")(
         "b.txid.in_(locked), [-b.txid > _cursor_txid(pipeline), -]requested)",

@@ -112,8 +112,7 @@ MUTANTS = (
     ),
     REBUILDS_PY("a-rebuild-takes-its-place-before-it-has-all-batches", "I24", "_why_not_ready")(
         "if txids[spec.name] [-!=-]{+<+} txids[rebuild.name]:",
-        "tests/integration/test_decisions.py"
-        "::test_a_rebuild_that_has_all_batches_and_lacks_a_commit_does_not_take_its_pipelines_place",
+        "tests/integration/test_decisions.py::test_a_rebuild_that_lacks_a_commit_is_not_ready",
     ),
     REBUILDS_PY("a-rebuild-goes-on-for-another-declaration", "I24", "_check_same")(
         "if known.fingerprint [-!= rebuild.fingerprint-]{+is None+}:",

@@ -98,6 +98,6 @@ MUTANTS = (
     ),
     SETTINGS("texts-are-staged-in-the-encoding-of-the-session", "I7", "Settings.conninfo")(
         '[-"client_encoding": CLIENT_ENCODING,\n-]',
-        f"{ATTEMPTS}::test_texts_are_staged_as_utf8_whatever_encoding_the_session_has",
+        f"{ATTEMPTS}::test_texts_are_staged_as_utf8_whatever_the_session_has",
     ),
 )
