@@ -3,6 +3,7 @@
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -123,14 +124,12 @@ VISITS = _pipeline(
 
 @pytest.mark.promise("performance:from-million-rows-on-several-processes-add")
 def test_every_key_is_in_one_part(tally_of: TallyOf, share: Share) -> None:
-    draw = random.Random(4)
-    sold: dict[str | None, int] = {}
-    days = tally_of(DAYS)
+    draw, days = random.Random(4), tally_of(DAYS)
+    sold: Counter[str | None] = Counter()
     for txid in days.plan(3):
         shops = [None, *(f"shop {number}" for number in draw.sample(range(2 * SHOPS), SHOPS))]
         days.process(txid, per_day_and_shop=[("2013-01-01", shop, txid) for shop in shops])
-        for shop in shops:
-            sold[shop] = sold.get(shop, 0) + txid
+        sold.update(dict.fromkeys(shops, txid))
     share(3 * (SHOPS + 1), 3)
 
     steps = merge_steps(days, days.commit_ready, "CREATE TABLE staging.per_day_and_shop")

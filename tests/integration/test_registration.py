@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from tests.integration.conftest import ROW, TALLY, Tally, TallyOf, contents, holding, until
-from tests.store import PipelineSpec, StateReader, attempts, errors, range_partitions, registration, retirement, state_tables
+from tests.store import PipelineSpec, StateReader, attempts, errors, range_partitions, registration, retirement
 from tidegate import migrations
 from tidegate.explain.why import explain
 from tidegate.jobs import Changes, Count, FixedBatches, History, Inputs, Pipeline, PostgresTable, Ranges, Rows, State, Update
@@ -238,17 +238,16 @@ def test_what_needs_the_tables_of_a_state_keeps_them(busy: Tally, owner: StateSt
 
 
 @pytest.mark.promise("I23")
-def test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration(busy: Tally, settings: Settings) -> None:
+def test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration(busy: Tally, register: Callable) -> None:
     """As after a person has deleted a pipeline from the ledger: the same name would count on top of them from txid 1 on."""
     ledger = ("seal", "commit", "run_batch", "plan", "cursor", "state_table", "attempt", "batch", "operator_action", "pipeline")
     busy.sql("; ".join(f"DELETE FROM tidegate.{name}" for name in ledger))
-    says = r"Table state\.per_(shop|day) has rows, and no batch of pipeline tally"
-    with pytest.raises(errors.DeclarationChanged, match=says):
-        register_spec(settings, SPEC)
+    with pytest.raises(
+        errors.DeclarationChanged, match=r"Table state\.per_(shop|day) has rows, and no batch of pipeline tally"
+    ):
+        register(TALLY)
     busy.sql("DROP TABLE state.per_shop, state.per_day")
-    with migrations.connected(settings) as connection:
-        state_tables.metadata_of((SPEC,)).create_all(connection)
-    assert register_spec(settings, SPEC)
+    register(TALLY)
 
 
 @pytest.mark.promise("decision:0046")
@@ -276,12 +275,7 @@ def test_states_are_dropped_with_all_their_parts(shop: Tally, owner: StateStore,
     assert shop.sql("SELECT FROM tidegate.state_range") == []
     assert retire(owner, "shop", drops_states=True).dropped == []
     assert [status.phase for status in shop.store.batch_statuses("shop")] == ["committed"]
-    with pytest.raises(
-        errors.RangeRefused, match=r"shop cannot be reinstated: its states were dropped \(names, names_versions"
-    ):
-        owner.reinstate("shop", "anna", "back")
-    with (
-        StateReader.open(shop.store.settings, "shop", "sums") as reader,
-        pytest.raises(errors.PipelineRetired, match="shop was retired"),
-    ):
+    says = r"shop cannot be reinstated: its states were dropped \(names, names_versions"
+    shop.refuses(errors.RangeRefused, says, partial(owner.reinstate, "shop", "anna", "back"))
+    with StateReader.open(shop.store.settings, "shop", "sums") as reader, pytest.raises(errors.PipelineRetired):
         reader.get_many([(1,)])
