@@ -212,10 +212,7 @@ LONG_AGO = (
     "UPDATE tidegate.commit SET committed_at = now() - interval '49 hours' WHERE txid < {0}; "
     "UPDATE tidegate.attempt SET started_at = now() - interval '50 hours' WHERE txid < {0}"
 )
-STAGING_TABLES = (
-    "SELECT array_agg(relname::text ORDER BY relname) FROM pg_class "
-    "WHERE relnamespace = 'staging'::regnamespace AND relname LIKE 'per_shop%'"
-)
+STAGING_TABLES = "SELECT array_agg(relname::text ORDER BY relname) FROM pg_class WHERE relname ~ '^per_shop_[0-9]_[0-9]$'"
 
 
 @pytest.mark.promise("limit:STAGING_DROPS_PER_PLAN")

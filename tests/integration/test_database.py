@@ -1,9 +1,10 @@
 """Connections of a process, and databases, servers and settings of roles that are refused at once, or named."""
 
 import gc
-import os
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -46,33 +47,22 @@ def test_the_last_store_closes_all_connections(server: Server, settings: Setting
     assert wait_until(lambda: not is_connected(), 10)
 
 
+def session_of(settings: Settings) -> str:
+    with StateStore.connect(settings) as store, store.engine.connect() as connection:
+        return str(connection.scalar(sa.text("SELECT pg_backend_pid() || '/' || current_setting('application_name')")))
+
+
 def test_a_forked_process_opens_its_own_connections(settings: Settings) -> None:
     """Two processes on one connection would read each other's answers; the parent keeps its connections.
 
     A session is named after its process: attempts of the parent live no longer than the parent's sessions.
     """
-
-    def session(store: StateStore) -> str:
-        with store.engine.connect() as connection:
-            columns = "pg_backend_pid(), current_setting('application_name')"
-            return str(connection.scalar(sa.text(f"SELECT concat_ws('/', {columns})")))
-
-    with StateStore.connect(settings) as store:
-        parent = session(store)
-        reading, writing = os.pipe()
-        if (child := os.fork()) == 0:
-            try:
-                with StateStore.connect(settings) as again:
-                    os.write(writing, session(again).encode())
-            finally:
-                os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as answers:
-            found = answers.read()
-        os.waitpid(child, 0)
-        assert found
-        assert not set(found.split("/")) & set(parent.split("/"))
-        assert session(store) == parent
+    with StateStore.connect(settings):
+        parent = session_of(settings)
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            child = pool.submit(session_of, settings).result(60)
+        assert not set(child.split("/")) & set(parent.split("/"))
+        assert session_of(settings) == parent
 
 
 @pytest.mark.promise("I9")

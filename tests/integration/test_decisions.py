@@ -2,14 +2,15 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from tests.integration.conftest import PATIENCE_SECONDS, ROW, TALLY, Tally, TallyOf, listening, until
+from tests.integration.conftest import PATIENCE_SECONDS, ROW, TALLY, Tally, TallyOf, until
 from tests.store import MAX_BYTES, Mend, Redo, Tracked, errors, rebuilds
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Pipeline, State
@@ -24,27 +25,17 @@ def meanwhile(settings: Settings, waiting: Callable[[], int]) -> MeanwhileDecide
     """A function that returns a decision made while another process has a step uncommitted: it waits for that to commit."""
 
     def decided(step: Step, decide: Callable[[], Any]) -> Any:
-        is_open, may_commit = threading.Event(), threading.Event()
+        decisions: list[Future[Any]] = []
 
-        def hold(_connection: object) -> None:
-            is_open.set()
-            assert may_commit.wait(PATIENCE_SECONDS)
+        def begin(_connection: object) -> None:
+            decisions.append(thread.submit(decide))
+            until(waiting)
 
         # Other settings give another Engine, so other connections.
-        with (
-            StateStore.connect(replace(settings, staging_connections=3)) as store,
-            listening(store, "commit", hold),
-            ThreadPoolExecutor(2) as threads,
-        ):
-            holder = threads.submit(step, store)
-            try:
-                assert is_open.wait(PATIENCE_SECONDS)
-                decision = threads.submit(decide)
-                until(waiting)
-            finally:
-                may_commit.set()
-            holder.result(PATIENCE_SECONDS)
-            return decision.result(PATIENCE_SECONDS)
+        with StateStore.connect(replace(settings, staging_connections=3)) as store, ThreadPoolExecutor(1) as thread:
+            sa.event.listen(store.engine, "commit", begin, once=True)
+            step(store)
+            return decisions[0].result(PATIENCE_SECONDS)
 
     return decided
 
@@ -159,9 +150,8 @@ def record(tally: Tally, number: int) -> dict[str, Any]:
 
 def test_a_second_mend_says_that_it_replaces_the_first(quarantined: Tally) -> None:
     says = "tally 1 has no record 3 in quarantine|tally has no txid 7"
-    quarantined.refuses(
-        errors.UnknownBatch, says, partial(mend, quarantined, 3, "a,5"), partial(mend, quarantined, 1, "a,5", txid=7)
-    )
+    for place in ({"number": 3}, {"number": 1, "txid": 7}):
+        quarantined.refuses(errors.UnknownBatch, says, partial(mend, quarantined, payload="a,5", **place))
     before = record(quarantined, RAW)
     mend(quarantined, RAW, "a,5")
 

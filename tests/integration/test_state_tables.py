@@ -216,9 +216,8 @@ def test_a_constraint_of_a_team_is_named_with_table_and_value(counted: Tally, co
     alter(counted, f"ALTER {{}} ADD CONSTRAINT {constraint}")
     counted.commit(3)
     counted.process(4, [("b", 7, 7, 7, 7), ("d", 7, 7, 7, 7)])
-    with pytest.raises(
-        errors.PermanentError, match=rf"Table state\.per_shop refuses a row by its {shown}.*Drop it, or"
-    ) as refusal:
+    says = rf"Table state\.per_shop refuses a row by its {shown}.*Drop it, or"
+    with pytest.raises(errors.PermanentError, match=says) as refusal:
         counted.commit(4)
     assert type(refusal.value) is errors.PermanentError
     assert "inspect" not in remedies.fix_of_batch("PERMANENT_ERROR", "tally", 4)
