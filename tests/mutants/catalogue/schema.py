@@ -27,7 +27,8 @@ MUTANTS = (
         f"{STATE_TABLES}::test_nothing_goes_on_with_a_table_that_is_not_as_declared",
     ),
     FILE("a-policy-hides-rows-from-commits", "I15", "CREATE FUNCTION tidegate.table_shape")(
-        "AND relrowsecurity{+ AND relforcerowsecurity+} AND", f"{SHAPE}::test_nothing_goes_on_with_a_table_of_another_shape"
+        "AND relrowsecurity{+ AND relforcerowsecurity+} AND",
+        f"{STATE_TABLES}::test_nothing_goes_on_with_a_table_that_is_not_as_declared",
     ),
     FILE("a-parent-past-the-guard-is-not-seen", "I15", "CREATE FUNCTION tidegate.table_shape")(
         "FROM pg_inherits WHERE inhrelid = of_table{+ AND inhparent = of_table+}",
