@@ -186,7 +186,7 @@ def test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next(
 
     def commit(amount: int) -> None:
         (txid,) = flow.plan(run_id=f"run {store.committed('upstream')}")
-        flow.process_states(txid, {"up": [("a", amount)]})
+        flow.process(txid, up=[("a", amount)])
         flow.commit(txid)
 
     def transform(rows: Any) -> Any:
