@@ -11,7 +11,7 @@ import pytest
 
 from tests.conformance.conftest import Flow, Stream
 from tests.integration.conftest import as_role, contents, until, waiting
-from tests.integration.test_migrations import shape
+from tests.statements import execute
 from tests.store import PipelineSpec, project, range_partitions
 from tidegate import migrations
 from tidegate.jobs import History, Newest, Pipeline, Ranges, Rows
@@ -24,7 +24,15 @@ GONE = {"cents": "bigint"}
 BASE = {**GONE, "note": "text"}
 COME = {**BASE, "city": "text"}
 COLUMNS = ("shop", "at", *COME)
+SHAPE = """
+SELECT attrelid::regclass, attname, format_type(atttypid, atttypmod), attnotnull, attisdropped
+FROM pg_attribute JOIN pg_class c ON c.oid = attrelid WHERE relnamespace = 'state'::regnamespace ORDER BY attrelid, attnum
+"""
 OLD, LATER = ("b", 1, 4, "z", "Bern"), ("c", 9, 5, "z", "Bern")
+
+
+def shape(settings: Settings) -> list[tuple]:
+    return execute(settings.conninfo(user="postgres"), SHAPE)
 
 
 def declare(columns: dict[str, str], *, version: int = 1) -> Pipeline:
