@@ -81,7 +81,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Format:
-    """The declaration of a source: its columns with their types, its options, and how its files are packed."""
+    """The declaration of a source: its columns with their types, its options, and how its files are packed.
+
+    A format draws the `text` of a file, and reads the `records` of a text with the oracle, or raises Broken.
+    """
 
     draw: Any = field(repr=False)
     columns: dict[str, str]
@@ -94,13 +97,6 @@ class Format:
     @staticmethod
     def packing(draw: Any) -> dict[str, str]:
         return {"encoding": draw(st.sampled_from(ENCODINGS)), "suffix": draw(st.sampled_from(["", "", ".gz", ".bz2"]))}
-
-    def text(self) -> str:
-        raise NotImplementedError
-
-    def records(self, name: str, text: str) -> Iterable[Record]:
-        """Read a file with the oracle."""
-        raise NotImplementedError
 
     def source(self) -> Files:
         options = self.options | ({} if self.encoding == "utf-8" else {"encoding": self.encoding})

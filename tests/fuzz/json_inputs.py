@@ -25,13 +25,11 @@ BLANKS = st.sampled_from(["", "", " ", "\t "])
 
 
 class Number(str):
-    __slots__ = ()
+    """A number as it is written."""
 
 
 class Constant(str):
     """NaN or Infinity, which JSON does not have."""
-
-    __slots__ = ()
 
 
 class Object(dict):

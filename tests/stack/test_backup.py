@@ -56,8 +56,8 @@ def test_a_restored_backup_names_the_commits_lost_since(running: Stack, tmp_path
     assert tidegate("restore", str(file)).returncode == 2  # it needs --yes
     done = tidegate("restore", str(file), "--yes", "--json")
     assert done.returncode == 0, done.stderr
-    check_schema("restore", json.loads(done.stdout))
-    kept = next(word.rstrip(".") for word in done.stderr.split() if word.startswith("tidegate_before_"))
+    restored = json.loads(done.stdout)
+    check_schema("restore", restored)
 
     with StateStore.connect(running.settings) as store:
         tally = Tally(store)
@@ -70,7 +70,7 @@ def test_a_restored_backup_names_the_commits_lost_since(running: Stack, tmp_path
         assert "tally goes on after txid 2; given up:" in accepted.stderr
         assert "txid 3 is lost" in accepted.stderr
         commit(tally, 3, 4)
-    with StateStore.connect(replace(running.settings, pg_database=kept), user="tidegate_owner") as store:
+    with StateStore.connect(replace(running.settings, pg_database=restored["kept"]), user="tidegate_owner") as store:
         assert store.committed("tally") == 3  # nothing was thrown away
     with pytest.raises(psycopg2.OperationalError, match="permission denied for database"):
         psycopg2.connect(**running.settings.conninfo(user="airflow"))
