@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests import steps
+from tests.sources.planning import SCHEMA
 from tests.sources.shop import shop, shops
 from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.compute.shortcuts import Routing, choose
@@ -16,7 +17,6 @@ from tidegate.state_store.base.errors import TidegateError
 
 __all__ = ["shop", "shops"]  # fixtures
 
-SCHEMA = {"name": "string", "amount": "int"}
 PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
 
 
@@ -39,11 +39,9 @@ class Inbox:
 
     def put(self, folder: str, rows: Iterable[tuple], *, columns: Iterable[str] = SCHEMA, name: str | None = None) -> Path:
         """Write a CSV file into a folder beside the inbox; without a name, after the others there."""
-        place = self.settings.home / folder
-        place.mkdir(exist_ok=True)
-        path = place / (name or f"{len(list(place.iterdir())):03d}.csv")
-        path.write_text("".join(f"{','.join(map(str, row))}\n" for row in [tuple(columns), *rows]))
-        return path
+        there = list((self.settings.home / folder).glob("*"))
+        lines = (f"{','.join(map(str, row))}\n" for row in [tuple(columns), *rows])
+        return self.write(f"../{folder}/{name or f'{len(there):03d}.csv'}", "".join(lines)).resolve()
 
     def declare(self, source: Source, **pipeline: Any) -> Pipeline:
         """Declare and register the pipeline; by default it has one state per name."""
@@ -60,6 +58,10 @@ class Inbox:
     def counts(self, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
         """Return lines and amount of each name."""
         return {row["name"]: (row["lines"], row["amount"]) for row in steps.rows(self.settings, pipeline)}
+
+    def tuples(self, pipeline: Pipeline) -> list[tuple[str, int]]:
+        """Return name and amount of each row."""
+        return sorted(((row["name"], row["amount"]) for row in steps.rows(self.settings, pipeline)), key=repr)
 
     def rows(self, pipeline: Pipeline, state: str = "per_name") -> list[Mapping[str, Any]]:
         """Return the state's rows in key order, without their txids."""

@@ -4,10 +4,9 @@
     Follower       the data files of a table of Delta Lake or Iceberg
     counted_here   a fixture: workers count and sum up batches here; ledger, plan, commit and acks are the real ones
 
-`test_files_in_spark.py`, `test_delta.py` and `test_iceberg.py` compare what is read here with what Spark returns.
+`test_files.py` compares what is read here with what Spark returns.
 """
 
-import io
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,11 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.store import Attempt, StagedPartition, StateSpec, Tracked, copy_partition, digest_statement, state_tables
+from tests.batches import stage
+from tests.sources.planning import plan
+from tests.store import Attempt, Tracked
 from tidegate.jobs import Files, State
 from tidegate.jobs.engine.processing import Processor
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
-from tidegate.jobs.sources.binding import coordinator_of, emitter_of
+from tidegate.jobs.sources.binding import emitter_of
 from tidegate.jobs.sources.column_types import parse_type
 from tidegate.jobs.sources.data_files import DataFilesSource
 from tidegate.jobs.sources.files.formats.parquet import ParquetReader
@@ -32,7 +33,6 @@ from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, TidegateError
 
 NO_FIT = "the record does not fit the schema: "
-MOST_BATCHES = 100  # of a test's table
 
 
 class Rows:
@@ -41,6 +41,9 @@ class Rows:
     def __init__(self, batches: Iterable[pa.RecordBatch] = ()) -> None:
         found = list(batches)
         self.table = pa.Table.from_batches(found) if found else pa.table({})
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - a frame of Spark has it
+        return self.table
 
     def toLocalIterator(self) -> Iterator[tuple]:  # noqa: N802 - a frame of Spark has it
         return (tuple(row.values()) for row in self.table.to_pylist())
@@ -83,42 +86,29 @@ class Folder:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
 
-    def clear(self) -> None:
-        for path in sorted(self.path.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    def plan(self, source: Files) -> Any:
+        return plan(self.settings, source)
 
-    def plan(self, source: Files, previous: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        return coordinator_of(source, self.settings).initialize_transaction(1 if previous is None else 2, previous, None)
+    def read(self, source: Files, flagged: bool = False) -> list[dict[str, Any]]:
+        return read(self.settings, source, self.plan(source), flagged=flagged)
 
-    def batches(self, source: Files) -> list[list[str]]:
-        coordinator, previous, cut = coordinator_of(source, self.settings), None, []
-        while metadata := coordinator.initialize_transaction(len(cut) + 1, previous, None):
-            cut.append([file["name"] for file in metadata["files"]])
-            previous = metadata
-        return cut
-
-    def read(self, source: Files, files: int | None = None) -> list[tuple]:
+    def rows(self, source: Files) -> list[tuple]:
         """Plan one batch, all of whose records are good, and return its rows, in order."""
-        rows, flagged = self._rows(source, files=files), self._rows(source, flagged=True)
-        assert [row.pop(REFUSAL) for row in flagged] == [None] * len(rows)
-        for row in flagged:
-            del row[ORIGIN], row[PAYLOAD]
-        assert flagged == rows
+        rows, records = self.read(source), self.read(source, flagged=True)
+        without = [{name: record[name] for name in record if name not in (ORIGIN, PAYLOAD)} for record in records]
+        assert without == [{**row, REFUSAL: None} for row in rows]
         return sorted((tuple(row.values()) for row in rows), key=repr)
-
-    def records(self, source: Files) -> list[dict[str, Any]]:
-        return self._rows(source, flagged=True)
 
     def refused(self, source: Files, error: type[TidegateError] = MalformedRecord) -> str:
         """Plan a batch that is refused, and return the error's line; what is wrong with a record is its flag, too."""
         with pytest.raises(error) as refusal:
-            self._rows(source)
+            self.read(source)
         message = str(refusal.value)
         assert type(refusal.value) is error
         assert "\n" not in message
         place, is_record, why = message.partition(f": {NO_FIT}")
         if is_record:
-            bad = next(record for record in self.records(source) if record[REFUSAL])
+            bad = next(record for record in self.read(source, flagged=True) if record[REFUSAL])
             assert place == f"{self.path}/{bad[ORIGIN]}"
             assert why.startswith(bad[REFUSAL])
             (again,) = self.replayed(source, bad)
@@ -131,25 +121,22 @@ class Folder:
         rows: Any = emitter.parse_payloads(ThisProcess(pa.RecordBatch.from_pydict(columns)))  # type: ignore[arg-type]
         return list(rows.table.to_pylist())
 
-    def _rows(self, source: Files, *, flagged: bool = False, files: int | None = None) -> list[dict[str, Any]]:
-        metadata = self.plan(source)
-        assert metadata is not None
-        assert files in (None, len(metadata["files"]))
-        attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(source, ThisProcess(), self.settings)  # type: ignore[arg-type]
-        rows: Any
-        if isinstance(emitter, ParquetReader):
-            rows = by_own_tasks(emitter, attempt, metadata, flagged=flagged)
-        else:
-            rows = (emitter.emit_records if flagged else emitter.emit_batch)(attempt, metadata).table.to_pylist()  # type: ignore[attr-defined]
-        emitter.verify_batch(attempt, metadata)
-        assert emitter.expected_rows(metadata) == len(rows)
-        return list(rows)
+
+def read(settings: Settings, source: Any, metadata: Any, *, spark: Any = None, flagged: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of a batch, verified; without Spark, Parquet files by the tasks that read what Spark would misread."""
+    attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(source, spark or ThisProcess(), settings)
+    if spark is None and isinstance(emitter, ParquetReader):
+        rows = by_own_tasks(emitter, attempt, metadata, flagged=flagged)
+    else:
+        rows = (emitter.emit_records if flagged else emitter.emit_batch)(attempt, metadata).toArrow().to_pylist()
+    emitter.verify_batch(attempt, metadata)
+    assert emitter.expected_rows(metadata) == len(rows)
+    return list(rows)
 
 
 def by_own_tasks(
     reader: ParquetReader, attempt: Attempt, metadata: Mapping[str, Any], *, flagged: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the rows of Parquet files by the tasks that read what Spark's own reader would misread."""
     types = {name: parse_type(kind).arrow for name, kind in reader._columns.items()}
     reader._check_files(attempt, metadata)
     tasks = reader._tasks(zip(reader._files, reader._read_footers(types), strict=True))
@@ -164,30 +151,16 @@ class Follower:
         self.settings = settings
         self.source = source
         self.previous: Any = None
-        self.batches = 0
         self.rows: list[dict[str, Any]] = []
 
-    def run(self) -> list[tuple]:
-        """Read all batches that can be planned, of a plan each; return all rows so far, in order."""
-        while found := self.plan():
-            self.rows += self.read(found)
+    def run(self, most: int = 100) -> list[tuple]:
+        """Read the batches that can be planned, of a plan each; return all rows so far, in order."""
+        while most and (found := plan(self.settings, self.source, self.previous)):
+            names = re.findall(r"`((?:[^`]|``)+)` ", emitter_of(self.source, None, self.settings).row_schema())
+            self.rows += [{name: row[name] for name in names} for row in read(self.settings, self.source, found)]
             self.previous = found
-            self.batches += 1
-            assert self.batches < MOST_BATCHES, "there is no end"
+            most -= 1
         return sorted((tuple(row.values()) for row in self.rows), key=repr)
-
-    def plan(self) -> Any:
-        """Return the metadata of the next batch, of a plan of its own."""
-        return coordinator_of(self.source, self.settings).initialize_transaction(self.batches + 1, self.previous, None)
-
-    def read(self, metadata: Any) -> list[dict[str, Any]]:
-        attempt, emitter = Attempt("table", 1, 1, metadata), emitter_of(self.source, None, self.settings)  # type: ignore[arg-type]
-        assert isinstance(emitter, ParquetReader)
-        rows = by_own_tasks(emitter, attempt, metadata)
-        emitter.verify_batch(attempt, metadata)
-        assert emitter.expected_rows(metadata) == len(rows)
-        names = re.findall(r"`((?:[^`]|``)+)` ", emitter.row_schema())
-        return [{name: row[name] for name in names} for row in rows]
 
 
 class Table:
@@ -200,16 +173,9 @@ class Table:
     def follow(self, **source: Any) -> Follower:
         return Follower(self.settings, replace(self.source, **source))
 
-    def plan(self, source: DataFilesSource, previous: Any = None) -> Any:
-        """Return the metadata of the next batch, of a plan of its own."""
-        return coordinator_of(source, self.settings).initialize_transaction(1, previous, None)
-
-    def plans(self, source: DataFilesSource, previous: Any = None) -> list[Any]:
-        """Return the metadata of all batches that are left, each of a plan of its own."""
-        found = []
-        while previous := self.plan(source, previous):
-            found.append(previous)
-        return found
+    def plan(self, previous: Any = None, **source: Any) -> Any:
+        """Return the metadata of the batch after a batch, of a plan of its own."""
+        return plan(self.settings, replace(self.source, **source), previous)
 
 
 def stage_here(processor: Processor, attempt: Attempt) -> None:
@@ -229,9 +195,8 @@ def stage_here(processor: Processor, attempt: Attempt) -> None:
     inputs = [row for name, part in parts.items() if part.role != "reference" for row in by_name[name]]
     assert not pipeline.spec.quarantines
     rows = pipeline.transform.in_process(by_name) if pipeline.transform else inputs  # type: ignore[attr-defined]
-    staged = [
-        _staged(store.settings, state.spec(name), attempt, _partials(state, rows)) for name, state in pipeline.states.items()
-    ]
+    states = pipeline.states.items()
+    staged = [stage(store.settings, attempt, state.spec(name), _partials(state, rows)) for name, state in states]
     store.seal(attempt, staged, Tracked(len(inputs)), emitter.undeclared())
 
 
@@ -249,16 +214,6 @@ def _partials(state: Any, rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
         ]
         totals: dict[str, Any] = {"count": len, "sum": sum, "min": min, "max": max}
         yield [*key, *(totals[part.function](values) for part, values in zip(state.parts, known, strict=True))]
-
-
-def _staged(settings: Settings, spec: StateSpec, attempt: Attempt, partials: Iterable[list[Any]]) -> StagedPartition:
-    table, task_attempt = state_tables.staging_table_of(spec, attempt.txid, attempt.number), attempt.number
-    lines = (",".join("" if value is None else f'"{value}"' for value in [*row, task_attempt]) + "\n" for row in partials)
-    written, checksum = copy_partition(
-        *(settings.conninfo(user=settings.pg_stager), table.name, list(table.c.keys()), io.BytesIO("".join(lines).encode())),
-        *(task_attempt, digest_statement(spec, attempt.txid, attempt.number)),
-    )
-    return StagedPartition(spec.name, 0, task_attempt, written, checksum)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A real S3 server for the tests, as a process of its own: S3Proxy over a folder, with a key that it checks."""
 
 import os
-import signal
 import subprocess
 import tempfile
 import urllib.request
@@ -49,18 +48,14 @@ class S3Server:
             '<configuration><appender name="out" class="ch.qos.logback.core.ConsoleAppender"><encoder><pattern>%d %level %msg'
             '%n</pattern></encoder></appender><root level="WARN"><appender-ref ref="out"/></root></configuration>'
         )
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Any = None
 
     def start(self) -> None:
         """Start the process, and wait until it answers."""
         options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{java_libraries.folder(self.packages)}/*"]
+        command, environment = [java_program(), *options, *self._program()], {**os.environ, "LC_ALL": "C.UTF-8"}
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [java_program(), *options, *self._program()],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "LC_ALL": "C.UTF-8"},
-            )
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         assert wait_until(self._answers, SECONDS), self._log.read_text()[-2000:]
 
     def _program(self) -> list[str]:
@@ -68,16 +63,14 @@ class S3Server:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
+            self._process.kill()
             self._process.wait()
-            self._process = None
 
     def make_bucket(self, name: str) -> "Bucket":
         (self.folder / name).mkdir()
         return Bucket(self, name)
 
     def _answers(self) -> bool:
-        assert self._process is not None
         assert self._process.poll() is None, self._log.read_text()[-2000:]
         try:
             urllib.request.urlopen(self.endpoint)
@@ -120,18 +113,16 @@ class Bucket:
         self.name = name
         self.url = f"s3a://{name}"
         self.folder = server.folder / name
-        self.store = S3Store(
-            name,
-            endpoint=server.endpoint,
-            access_key_id=KEY,
-            secret_access_key=SECRET,
-            region="us-east-1",
-            client_options={"allow_http": True},
-            retry_config={"max_retries": 0},
-        )
+        key: Any = {"access_key_id": KEY, "secret_access_key": SECRET, "region": "us-east-1"}
+        patience: Any = {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
+        self.store = S3Store(name, endpoint=server.endpoint, **key, **patience)
 
     def put(self, key: str, content: bytes | str) -> None:
         obstore.put(self.store, key, content.encode() if isinstance(content, str) else content)
+
+    def csv(self, key: str, amount: int, name: str = "a") -> None:
+        """Put a CSV file of one record."""
+        self.put(key, f"name,amount\n{name},{amount}\n")
 
     def get(self, key: str) -> bytes:
         return bytes(obstore.get(self.store, key).bytes())

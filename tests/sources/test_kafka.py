@@ -3,8 +3,8 @@
 import io
 import json
 import random
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,9 +15,10 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import functions as F
 
-from tests.sources.beside_kafka import server
-from tests.sources.feeds import KafkaFeed
-from tests.sources.topics import SECONDS, OrdersTopic, place, ranges, topic
+from tests.crashes import IN_FULL
+from tests.sources.feeds import Feed
+from tests.sources.planning import batches
+from tests.sources.topics import SECONDS, OrdersTopic, place, ranges, server, topic
 from tests.store import Attempt
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
@@ -26,15 +27,7 @@ from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.jobs.sources.kafka.plan import fair_shares
 from tidegate.jobs.testing import PROMISES, Bench, NotPossible
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import (
-    BadKey,
-    RangeExpired,
-    RowsLost,
-    SourceChanged,
-    SourceUnavailable,
-    SourceUnreadable,
-    TidegateError,
-)
+from tidegate.state_store.base.errors import BadKey, RangeExpired, RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 
 __all__ = ["place", "server", "topic"]  # fixtures
 
@@ -42,25 +35,39 @@ BOTH_KINDS = pytest.mark.parametrize("kind", ["transactional", "opaque"])
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
 
-# ------------------------------------------------------------------------------------------------- exactly once
+class KafkaFeed(Feed):
+    """A topic of two partitions, two records a batch.
+
+    A record cannot be changed, and partitions without a leader need a second broker: both have tests of their own.
+    """
+
+    def __init__(self, settings: Settings, kind: Any) -> None:
+        self._topic = OrdersTopic(settings)
+        self.source = self._topic.source(kind=kind, max_records=2)
+
+    def add(self, rows: list[tuple]) -> list[tuple]:
+        put: list[tuple] = []
+
+        def confirmed(error: Any, message: Any) -> None:
+            assert error is None, error
+            when = datetime.fromtimestamp(message.timestamp()[1] / 1000)
+            place = (message.topic(), message.partition(), message.offset())
+            put.append((bytes(message.key()), bytes(message.value()), *place, when))
+
+        for name, number in rows:
+            self._topic.producer.produce(self._topic.name, str(number), name, number % 2, confirmed)
+        assert self._topic.producer.flush(SECONDS) == 0
+        return put
 
 
-def _promises() -> Iterator[Any]:
-    """Yield each kind with each of its promises. Fuzzed and crashed pipelines read each record once in any run."""
-    for kind in ("transactional", "opaque"):
-        for promise in PROMISES[kind]:
-            is_usual = kind == "transactional" and promise in ("a_replay_has_the_identical_rows", "records_are_the_rows")
-            yield pytest.param(kind, promise, id=f"{kind}-{promise}", marks=() if is_usual else pytest.mark.soak)
-
-
-@pytest.mark.parametrize(("kind", "promise"), list(_promises()))
-def test_kafka_keeps_its_promises(settings: Settings, kind: Any, promise: str) -> None:
-    """Each promise of each kind, but for the faults that a topic cannot have."""
+@BOTH_KINDS
+def test_kafka_keeps_its_promises(settings: Settings, kind: Any) -> None:
+    """All of them at full size: fuzzed and crashed pipelines read each record once in any run."""
     with spark_session(settings, "orders") as spark:
-        try:
-            PROMISES[kind][promise](Bench(KafkaFeed(settings, kind), spark, settings))
-        except NotPossible:
-            assert promise.startswith(("a_changed_row", "what_is_hidden"))
+        for name, holds in PROMISES[kind].items():
+            if IN_FULL or name in ("a_replay_has_the_identical_rows", "records_are_the_rows"):
+                with suppress(NotPossible) if name.startswith(("a_changed", "what_is_hidden")) else nullcontext():
+                    holds(Bench(KafkaFeed(settings, kind), spark, settings))
 
 
 def test_shares_are_fair() -> None:
@@ -78,16 +85,13 @@ def test_shares_are_fair() -> None:
     assert fair_shares({"0": 5, "1": 1, "2": 7}, 2) == {"0": 1, "2": 1}
 
 
-# ------------------------------------------------------------------------------------------------------ positions
-
-
 def test_a_time_is_the_first_record_at_or_after_it(topic: OrdersTopic) -> None:
     for minutes in (-2, -1, 0, 1):
-        topic.produce(1, 0, timestamp=NOON + timedelta(minutes=minutes))
-    topic.produce(3, 1, timestamp=NOON - timedelta(minutes=5))
+        topic.produce(1, timestamp=NOON + timedelta(minutes=minutes))
+    topic.produce(0, 3, timestamp=NOON - timedelta(minutes=5))
     source = topic.source(start=NOON)
     first = topic.plan(source)
-    topic.produce(1, 1, timestamp=NOON - timedelta(minutes=3))
+    topic.produce(0, 1, timestamp=NOON - timedelta(minutes=3))
 
     assert ranges(first) == {"0": (2, 4)}
     assert ranges(topic.plan(source, first)) == {"1": (3, 4)}
@@ -104,15 +108,12 @@ def test_a_start_at_the_end_keeps_its_place_and_a_new_partition_begins_at_its_fi
     assert ranges(first) == {}
     topic.produce(2)
     topic.add_partitions(3)
-    topic.produce(4, 2)
-    second = topic.plan(source, first, txid=2)
+    topic.produce(0, 0, 4)
+    second = topic.plan(source, first)
     assert ranges(second) == ranges(topic.plan(source, None, first)) == {"0": (3, 5), "2": (0, 4)}
-    assert topic.plan(source, second, txid=3) is None
+    assert topic.plan(source, second) is None
     topic.produce(2)
-    assert ranges(topic.plan(source, first, second, txid=2)) == {"0": (3, 7), "2": (0, 4)}
-
-
-# -------------------------------------------------------------------------------------------------------- expired
+    assert ranges(topic.plan(source, first, second)) == {"0": (3, 7), "2": (0, 4)}
 
 
 @pytest.mark.promise("error:RANGE_EXPIRED", "decision:0016")
@@ -121,15 +122,14 @@ def test_expired_records_are_a_batch_that_fails_by_name(topic: OrdersTopic, kind
     source = topic.source(kind=kind)
     topic.produce(3)
     first = topic.plan(source)
-    topic.produce(5, 0)
-    topic.produce(2, 1)
+    topic.produce(5, 2)
     topic.expire(6)
 
-    expired = topic.plan(source, first, txid=2)
+    expired = topic.plan(source, first)
     assert ranges(expired) == {"0": (3, 6)}, "nothing else is given up with it"
     of = rf"Partition 0 of topic {topic.name}: of offsets 3 to 6, 3 have expired"
     assert 'tidegate skip orders 1 --reason "..."' in topic.refused(source, expired, RangeExpired, of)
-    last = topic.plan(source, expired, txid=3)
+    last = topic.plan(source, expired)
     assert ranges(last) == {"0": (6, 8), "1": (0, 2)}
     topic.expire(7)
     message = topic.refused(source, last, RangeExpired, "of offsets 6 to 8, 1 have expired")
@@ -138,6 +138,7 @@ def test_expired_records_are_a_batch_that_fails_by_name(topic: OrdersTopic, kind
 
 
 def test_an_opaque_source_may_go_on_without_expired_records_and_says_so(topic: OrdersTopic) -> None:
+    """But no redo does, after the commit: a batch that is planned again would leave out what is in no later batch."""
     source = topic.source(kind="opaque", when_expired="continue")
     topic.produce(3)
     first = topic.plan(source)
@@ -145,29 +146,20 @@ def test_an_opaque_source_may_go_on_without_expired_records_and_says_so(topic: O
     topic.expire(2)
     again = topic.plan(source, None, first)
     assert {"start": 2, "end": 8, "lost": [0, 2]}.items() <= again["partitions"]["0"].items()
+    redoing = coordinator_of(source, topic.settings)
+    redoing.look_back(SimpleNamespace(committed=lambda: 1))
+    with pytest.raises(RangeExpired, match=r"have counted in txid 1 and are gone: partition 0, offsets 0 to 2"):
+        redoing.initialize_transaction(1, None, first)
     topic.expire(6)
     assert {"start": 6, "end": 8, "lost": [0, 6]}.items() <= topic.plan(source, None, again)["partitions"]["0"].items()
     topic.refused(source, again, SourceUnavailable, "The next attempt goes without them")
-
-
-def test_a_redo_does_not_take_away_what_has_counted_and_expired(topic: OrdersTopic) -> None:
-    """Retention goes on after the commit: a batch that is planned again would leave out what is in no later batch."""
-    source = topic.source(kind="opaque", when_expired="continue")
-    topic.produce(3)
-    counted = topic.plan(source)
-    topic.expire(2)
-    coordinator = coordinator_of(source, topic.settings)
-    coordinator.look_back(SimpleNamespace(committed=lambda: 1))
-    with pytest.raises(RangeExpired, match=r"have counted in txid 1 and are gone: partition 0, offsets 0 to 2"):
-        coordinator.initialize_transaction(1, None, counted)
 
 
 @pytest.mark.promise("limit:RECORDS_PER_TASK")
 def test_records_that_expire_around_spark_s_read_are_missed(topic: OrdersTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between our look and Spark's; and after it, because a later state of the same batch might have missed them."""
     source = topic.source()
-    topic.produce(6)
-    topic.produce(6, 1)
+    topic.produce(6, 6)
     first = topic.plan(source)
     attempt = Attempt("orders", 7, 1, first)
     monkeypatch.setattr(read, "RECORDS_PER_TASK", 2)
@@ -182,9 +174,6 @@ def test_records_that_expire_around_spark_s_read_are_missed(topic: OrdersTopic, 
         topic.read(source, topic.plan(source), meddle=lambda: topic.expire(2, 1))
 
 
-# ------------------------------------------------------------------------------------------- not the planned records
-
-
 @pytest.mark.promise("I11")
 @BOTH_KINDS
 def test_a_topic_that_was_created_again_is_never_taken_for_the_old_one(topic: OrdersTopic, kind: str) -> None:
@@ -193,49 +182,43 @@ def test_a_topic_that_was_created_again_is_never_taken_for_the_old_one(topic: Or
     topic.produce(2)
     first = topic.plan(source)
     topic.produce(3)
-    second = topic.plan(source, first, txid=2)
+    second = topic.plan(source, first)
     topic.delete()
-    with pytest.raises(SourceUnreadable, match=f"has no topic {topic.name}"):
-        topic.plan(source, second, txid=3)
+    topic.unplanned(source, second, error=SourceUnreadable, match=f"has no topic {topic.name}")
     topic.create(2)
-    topic.produce(5)
-    topic.produce(4, 1)
-    with pytest.raises(SourceChanged, match=f"Topic {topic.name} is another one than before.*generation=2"):
-        topic.plan(source, second, txid=3)
+    topic.produce(5, 4)
+    topic.unplanned(source, second, match=f"Topic {topic.name} is another one than before.*generation=2")
     topic.refused(source, second, SourceChanged, "was deleted and created again since this batch was planned")
 
     source = topic.source(kind=kind, start="latest", generation=2)
-    third = topic.plan(source, second, txid=3)
+    third = topic.plan(source, second)
     assert ranges(third) == {"0": (0, 5), "1": (0, 4)}
     topic.produce(1)
-    assert ranges(topic.plan(source, third, txid=4)) == {"0": (5, 6)}
-    with pytest.raises(SourceChanged, match="generation 2 were read already"):
-        topic.plan(topic.source(kind=kind), third, txid=4)
+    assert ranges(topic.plan(source, third)) == {"0": (5, 6)}
+    topic.unplanned(topic.source(kind=kind), third, match="generation 2 were read already")
     if kind == "opaque":
         given_up = {"topic": topic.name, "topic_id": second["topic_id"], "partitions": second["partitions"]}
-        assert topic.plan(source, first, second, txid=2)["given_up"] == given_up
+        assert topic.plan(source, first, second)["given_up"] == given_up
 
 
 def test_the_next_generation_leaves_no_planned_record_of_the_old_topic_behind(topic: OrdersTopic) -> None:
     source = topic.source(kind="opaque", max_records=4)
     topic.produce(2)
     first = topic.plan(source)
-    topic.produce(6)
-    topic.produce(3, 1)
-    planned = topic.batches(source, first)
+    topic.produce(6, 3)
+    planned = batches(topic.settings, source, first)
     planned_once = {row[:2] for row in topic.produced[2:]}
-    topic.produce(9, 1)
-    planned[0] = topic.plan(source, first, planned[0], txid=2)  # it reaches elsewhere now
+    topic.produce(0, 9)
+    planned[0] = topic.plan(source, first, planned[0])  # it reaches elsewhere now
     other = OrdersTopic(topic.settings)
     other.produce(5)
-    following, previous, read = other.source(kind="opaque", generation=2, max_records=4), first, []
-    for txid, metadata in enumerate(planned, start=2):
-        previous = other.plan(following, previous, metadata, txid=txid)
-        read.append(previous)
+    following, read = other.source(kind="opaque", generation=2, max_records=4), [first]
+    for metadata in planned:
+        read.append(other.plan(following, read[-1], metadata))
 
     assert {metadata["topic"] for metadata in read} == {topic.name}
-    assert {(int(p), o) for m in read for p, found in ranges(m).items() for o in range(*found)} >= planned_once
-    assert ranges(other.plan(following, previous, txid=5)) == {"0": (0, 4)}
+    assert {(int(p), o) for m in read[1:] for p, found in ranges(m).items() for o in range(*found)} >= planned_once
+    assert ranges(other.plan(following, read[-1])) == {"0": (0, 4)}
 
 
 def test_a_position_after_the_end_is_refused(topic: OrdersTopic) -> None:
@@ -243,11 +226,9 @@ def test_a_position_after_the_end_is_refused(topic: OrdersTopic) -> None:
     topic.produce(3)
     first = topic.plan(topic.source())
     other = OrdersTopic(topic.settings)
-    with pytest.raises(SourceChanged, match=f"from topic {topic.name}, not from {other.name}"):
-        other.plan(other.source(), first, txid=2)
+    other.unplanned(other.source(), first, match=f"from topic {topic.name}, not from {other.name}")
     first["partitions"]["0"]["end"] = 9
-    with pytest.raises(SourceChanged, match="ends at offset 3, but was planned up to 9"):
-        topic.plan(topic.source(), first, txid=2)
+    topic.unplanned(topic.source(), first, match="ends at offset 3, but was planned up to 9")
 
 
 def test_only_committed_records_of_transactions_are_read(topic: OrdersTopic) -> None:
@@ -262,14 +243,14 @@ def test_only_committed_records_of_transactions_are_read(topic: OrdersTopic) -> 
         assert ranges(first) == {"0": (0, 11)}  # a commit or an abort takes an offset too
         values = [value for _, _, value in topic.produced]
         assert [value for _, _, value in topic.read(source, first)] == [*values[:2], *["in a transaction"] * 4]
-        assert topic.plan(source, first, txid=2) is None
+        assert topic.plan(source, first) is None
         held = source.held_back(topic.settings) or ""
         assert "partition 0 from offset 11 on" in held
         assert "partition 1" not in held
         producer.commit_transaction(SECONDS)
 
     assert source.held_back(topic.settings) is None
-    second = topic.plan(source, first, txid=2)
+    second = topic.plan(source, first)
     assert [value for _, _, value in topic.read(source, second)] == ["in a transaction", *values[2:]]
 
 
@@ -277,18 +258,16 @@ def test_a_compacted_topic_is_an_opaque_source_only(place: Settings) -> None:
     topic = OrdersTopic(place, **{"cleanup.policy": "compact"})
     topic.produce(4, key="a")
     assert ranges(topic.plan(topic.source(kind="opaque", gaps=True))) == {"0": (0, 4)}
+    topic.unplanned(topic.source(gaps=True), error=SourceUnreadable, match="is compacted")
+    planned, reader = topic.plan(topic.source(kind="opaque")), emitter_of(topic.source(gaps=True), None, topic.settings)
     with pytest.raises(SourceUnreadable, match="is compacted"):
-        topic.plan(topic.source(gaps=True))
-    planned = topic.plan(topic.source(kind="opaque"))
-    with pytest.raises(SourceUnreadable, match="is compacted"):
-        emitter_of(topic.source(gaps=True), None, topic.settings).verify_batch(Attempt("orders", 1, 1, planned), planned)  # type: ignore[arg-type]
+        reader.verify_batch(Attempt("orders", 1, 1, planned), planned)
 
 
 def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic) -> None:
     """Missing records cannot be detected then. Those that Spark counts twice are a reason to try again: it repeats tasks."""
     source = topic.source()
-    topic.produce(2)
-    topic.produce(4, 1)
+    topic.produce(2, 4)
     topic.transaction(3, commit=True)
     with pytest.raises(SourceChanged, match=r"offsets 0 to 6: 6 records were planned, 5 delivered.* declare gaps=True"):
         topic.read(source, topic.plan(source))
@@ -303,28 +282,16 @@ def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic)
         emitter._delivered.get["records"].append((0, 2))
         with pytest.raises(RowsLost, match="counts 6 records in 4 offsets"):
             emitter.verify_batch(attempt, first)
-        beyond = {**first, "partitions": {"0": {**first["partitions"]["0"], "start": 1}}}
-        assert emitter.emit_batch(attempt, beyond).count() == 3
-        emitter._delivered.get["outside"] += 1
-        with pytest.raises(SourceChanged, match="delivered 1 records that were not planned"):
-            emitter.verify_batch(attempt, beyond)
-
-
-# ------------------------------------------------------------------------------------------------ brokers and secrets
 
 
 @pytest.mark.promise("error:SOURCE_UNAVAILABLE")
-def test_brokers_that_are_away_are_a_reason_to_try_again(
-    topic: OrdersTopic, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_password_is_distinguished_from_brokers_that_are_away(
+    topic: OrdersTopic, tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidegate.jobs.sources.kafka.topic.ANSWER_SECONDS", 2)
-    with pytest.raises(SourceUnavailable, match="does not answer"):
-        topic.plan(topic.source(bootstrap=f"127.0.0.1:{free_port()}"))
-
-
-def test_a_wrong_password_is_distinguished_from_brokers_that_are_away(topic: OrdersTopic, tmp_path: Path) -> None:
-    properties = topic.settings.kafka_properties_file.read_text()
-    password = kafka_client(topic.settings)["sasl.password"]
+    topic.unplanned(topic.source(bootstrap=f"127.0.0.1:{free_port()}"), error=SourceUnavailable, match="does not answer")
+    monkeypatch.undo()
+    properties, password = topic.settings.kafka_properties_file.read_text(), kafka_client(topic.settings)["sasl.password"]
     (tmp_path / "wrong.properties").write_text(properties.replace(password, "not-the-password"))
     with pytest.raises(SourceUnreadable, match="refuses us") as refusal:
         topic.plan(topic.source(properties_file="wrong.properties"))
@@ -360,18 +327,14 @@ def test_the_password_of_a_key_is_read_where_brokers_are_asked(topic: OrdersTopi
     options = emitter._options(topic.name, {0: (0, 1)})
     assert options["kafka.ssl.key.password"] == f"${{file:{with_key}:ssl.key.password}}"
     with_key.write_text(f"{login}\nssl.key.password=back\\slash\n")
-    with pytest.raises(TidegateError, match="Spark cannot read a password"):
+    with pytest.raises(Exception, match="Spark cannot read a password"):
         emitter._options(topic.name, {0: (0, 1)})
-
-
-# ------------------------------------------------------------------------------------------------------ lag tools
 
 
 def test_ack_shows_positions_to_lag_tools_and_never_moves_them_back(topic: OrdersTopic) -> None:
     source = topic.source(max_records=4, group=topic.name)
-    topic.produce(6)
-    topic.produce(1, 1)
-    attempts = [Attempt("orders", txid, 1, metadata) for txid, metadata in enumerate(topic.batches(source), 1)]
+    topic.produce(6, 1)
+    attempts = [Attempt("orders", txid, 1, metadata) for txid, metadata in enumerate(batches(topic.settings, source), 1)]
 
     def shown() -> list[int]:
         consumer = Consumer({**kafka_client(topic.settings), "group.id": topic.name})

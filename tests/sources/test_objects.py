@@ -15,29 +15,24 @@ from unittest.mock import patch
 import obstore
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
 from pyiceberg.utils.config import Config
 
 from tests import steps
 from tests.sources.conftest import Inbox
-from tests.sources.feeds import SCHEMA, ObjectsFeed
+from tests.sources.feeds import FilesFeed
 from tests.sources.iceberg_catalog import load_catalog
-from tests.sources.in_process import Follower, ThisProcess, counted_here
-from tests.sources.s3 import Bucket, S3Server, running_server
+from tests.sources.in_process import Follower, ThisProcess, counted_here, read
+from tests.sources.lake_tables import DeltaLakeTable, rows_of
+from tests.sources.planning import SCHEMA, batches_each, names, plan
+from tests.sources.s3 import Bucket, S3Server, VersioningServer, running_server
 from tests.store import Attempt
 from tidegate.jobs import Delta, Files, Iceberg
-from tidegate.jobs.sources import Source
-from tidegate.jobs.sources.binding import coordinator_of, emitter_of
+from tidegate.jobs.sources.binding import emitter_of
 from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.stores import buckets, manifest_plan, object_places
 from tidegate.jobs.testing import PROMISES, Bench
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import (
-    RowsLost,
-    SourceChanged,
-    SourceUnavailable,
-    SourceUnreadable,
-)
+from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 
 __all__ = ["counted_here"]  # a fixture
 
@@ -62,9 +57,13 @@ def project(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path, min_file_age_seconds=0)
 
 
-def plan(source: Source, settings: Settings, previous: Any = None) -> Any:
-    """Return the metadata of the next batch, of a plan of its own."""
-    return coordinator_of(source, settings).initialize_transaction(1 if previous is None else 2, previous, None)
+def csv_in(place: str, glob: str = "*", **more: Any) -> Files:
+    return Files(place, glob, "csv", SCHEMA, **{"max_files": 9, **more})
+
+
+def planned(source: Files, settings: Settings, previous: Any = None) -> list[list[str]]:
+    """Return the names of the objects of each batch that plans would give after a batch, one coordinator each."""
+    return [names(batch) for batch in batches_each(settings, source, previous)]
 
 
 VARIANTS = {"": {}, "opaque": {"kind": "opaque"}, "names grow": {"names_grow": True}, "manifests": {"manifests": "_lists"}}
@@ -74,43 +73,40 @@ VARIANTS = {"": {}, "opaque": {"kind": "opaque"}, "names grow": {"names_grow": T
 def test_objects_keep_the_promises_of_files(project: Settings, bucket: Bucket, variant: str) -> None:
     for name, holds in PROMISES["opaque" if variant == "opaque" else "transactional"].items():
         if name != "records_are_the_rows":
-            holds(Bench(ObjectsFeed(bucket, f"{name}/in/box", **VARIANTS[variant]), ThisProcess(), project))  # type: ignore[arg-type]
+            holds(Bench(FilesFeed(bucket, f"{name}/in/box", **VARIANTS[variant]), ThisProcess(), project))
 
 
 @by_ledger
 @pytest.mark.promise("decision:0034")
 def test_an_object_that_is_not_as_planned_is_never_read(inbox: Inbox, bucket: Bucket) -> None:
-    def put(amount: int) -> None:
-        bucket.put("one.csv", f"name,amount\na,{amount}\n")
-
-    put(1)
-    pipeline = inbox.declare(Files(bucket.url, format="csv", schema=SCHEMA), retry_delay_seconds=0)
+    bucket.csv("one.csv", 1)
+    pipeline = inbox.declare(csv_in(bucket.url), retry_delay_seconds=0)
     assert inbox.plan(pipeline, "run") == [1]
-    for spoil, message in ((lambda: put(2), "was overwritten"), (lambda: bucket.delete("one.csv"), "is gone")):
-        spoil()
+    overwrite = bucket.csv, "one.csv", 2
+    for (spoil, *arguments), message in ((overwrite, "was overwritten"), ((bucket.delete, "one.csv"), "is gone")):
+        spoil(*arguments)
         with pytest.raises(SourceChanged, match=rf"s3a://{bucket.name}/one.csv {message} since its batch was planned"):
             steps.process(inbox.settings, pipeline, 1, owner="test")
-    put(1)
+    bucket.csv("one.csv", 1)
     # The server's times have whole seconds.
     os.utime(bucket.folder / "one.csv", (1_700_000_000, 1_700_000_000))
     metadata = steps.metadata(inbox.settings, 1)
-    attempt = Attempt("inbox", 1, 1, metadata)
-    emitter = emitter_of(pipeline.source, ThisProcess(), inbox.settings)  # type: ignore[arg-type]
-    rows = emitter.emit_batch(attempt, metadata)
-    assert list(rows.toLocalIterator()) == [("a", 1)]
-    put(2)
+    attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(pipeline.source, ThisProcess(), inbox.settings)
+    assert list(emitter.emit_batch(attempt, metadata).toLocalIterator()) == [("a", 1)]
+    bucket.csv("one.csv", 2)
     with pytest.raises(SourceChanged, match="was overwritten"):
         emitter.verify_batch(attempt, metadata)
-    put(1)  # what Spark read may have been the other content
+    bucket.csv("one.csv", 1)  # what Spark read may have been the other content
     with pytest.raises(RowsLost, match="was touched, or replaced and put back"):
         emitter.verify_batch(attempt, metadata)
-    put(3)  # a task opens what was planned, or nothing
+    bucket.csv("one.csv", 3)  # a task opens what was planned, or nothing
+    opened = object_places.pinned(object_places.place_of(Path(), bucket.url) / "one.csv", metadata["files"][0])
     with pytest.raises(SourceChanged, match="was overwritten"):
-        object_places.pinned(object_places.place_of(Path(), bucket.url) / "one.csv", metadata["files"][0]).open()
-    put(1)
+        opened.open()
+    bucket.csv("one.csv", 1)
     inbox.run(pipeline, "run")
     assert inbox.counts(pipeline) == {"a": (1, 1)}
-    put(4)
+    bucket.csv("one.csv", 4)
     with pytest.raises(SourceChanged, match="has changed since it counted in txid 1"):
         inbox.plan(pipeline, "later")
 
@@ -120,13 +116,13 @@ def test_an_object_that_is_not_as_planned_is_never_read(inbox: Inbox, bucket: Bu
 def test_without_an_etag_content_identifies_an_object(inbox: Inbox, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     described = buckets._info_of
     monkeypatch.setattr(buckets, "_info_of", lambda meta: replace(described(meta), etag=None))  # each S3 server has them
-    bucket.put("one.csv", "name,amount\na,1\n")
-    pipeline = inbox.declare(Files(bucket.url, format="csv", schema=SCHEMA), retry_delay_seconds=0)
+    bucket.csv("one.csv", 1)
+    pipeline = inbox.declare(csv_in(bucket.url), retry_delay_seconds=0)
     assert inbox.plan(pipeline, "run") == [1]
-    bucket.put("one.csv", "name,amount\na,2\n")
+    bucket.csv("one.csv", 2)
     with pytest.raises(SourceChanged, match="was overwritten since its batch was planned"):
         steps.process(inbox.settings, pipeline, 1, owner="test")
-    bucket.put("one.csv", "name,amount\na,1\n")
+    bucket.csv("one.csv", 1)
     steps.complete(inbox.settings, pipeline, 1)
     os.utime(bucket.folder / "one.csv", (1_700_000_000, 1_700_000_000))
     assert inbox.plan(pipeline, "later") == []
@@ -136,8 +132,8 @@ def test_without_an_etag_content_identifies_an_object(inbox: Inbox, bucket: Buck
 def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(project: Settings, bucket: Bucket) -> None:
     """A program replaces it by deleting and writing: a plan that took the next one would never read it."""
     for number in range(1, 4):
-        bucket.put(f"in/{number}.csv", f"name,amount\na,{number}\n")
-    source = Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA, names_grow=True, max_files=9, marker="done")
+        bucket.csv(f"in/{number}.csv", number)
+    source = csv_in(f"{bucket.url}/in", "*.csv", names_grow=True, marker="done")
     bucket.put("in/done", "")
     describe, gone = buckets.Bucket.describe, ["in/2.csv"]
 
@@ -148,71 +144,54 @@ def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(proj
         return describe(store, key, version)
 
     with patch.object(buckets.Bucket, "describe", replaced):
-        first = plan(source, project)
-        second = plan(source, project, first)
-    assert [[file["name"] for file in found["files"]] for found in (first, second)] == [["1.csv"], ["2.csv", "3.csv"]]
-
-    elsewhere = replace(source, folder=f"{bucket.url}/moved")
-    bucket.put("moved/0.csv", "name,amount\na,0\n")
+        first = plan(project, source)
+        second = plan(project, source, first)
+    assert [names(first), names(second)] == [["1.csv"], ["2.csv", "3.csv"]]
+    bucket.csv("moved/0.csv", 0)
     bucket.put("moved/done", "")
-    third = plan(elsewhere, project, second)
-    assert [file["name"] for file in third["files"]] == ["0.csv"], "the last name of another place was no name of this one"
-
-
-def planned(source: Files, settings: Settings, previous: Any = None) -> list[list[str]]:
-    """Return the names of the objects of each batch that plans would give after a batch, one coordinator each."""
-    batches = []
-    while previous := plan(source, settings, previous):
-        batches.append([file["name"] for file in previous["files"]])
-    return batches
+    third = plan(project, replace(source, folder=f"{bucket.url}/moved"), second)
+    assert names(third) == ["0.csv"], "the last name of another place was no name of this one"
 
 
 def test_objects_are_read_as_manifests_name_them(project: Settings, bucket: Bucket) -> None:
-    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests=f"{bucket.url}/lists/in", max_files=2)
-    for name in ("a/1.csv", "b 2.csv", "3.csv", "4.csv", "unnamed.csv"):
-        bucket.put(f"in/{name}", f"name,amount\n{name},1\n")
+    source = csv_in(f"{bucket.url}/in", manifests=f"{bucket.url}/lists/in", max_files=2)
+    for name in ("a/1.csv", "b 2.csv", "3.csv", "4.csv", "5.csv", "unnamed.csv"):
+        bucket.csv(f"in/{name}", 1)
     url = bucket.url.replace("s3a://", "s3://")
     bucket.put("lists/in/day=1/1", f"3.csv\r\n\n  b 2.csv\n3.csv\n{url}/in/a/1.csv\n")
     entries = [{"url": f"{bucket.url}/in/4.csv", "mandatory": True}, {"url": "5.csv"}]
-    bucket.put("in/5.csv", "name,amount\na,1\n")
     bucket.put("lists/in/day=1/2.manifest", json.dumps({"entries": entries}))
     bucket.put("lists/in/day=1/3", "")
     assert planned(source, project) == [["3.csv", "b 2.csv"], ["a/1.csv", "4.csv"], ["5.csv"]]
 
 
-@pytest.mark.promise("limit:MAX_MANIFEST_BYTES")
-def test_a_manifest_that_cannot_be_followed_stops_planning(
-    project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists", min_age_seconds=0)
-    for name in ("1", "2", "3"):
-        bucket.put(f"in/{name}", "name,amount\na,1\n")
+NO_NAME, NO_MANIFEST = "is no name of an object below", "/_lists/1 is no manifest: "
+OUTSIDE = ("../1", "/1", "a//1", "s3a://other/in/1", "{url}/inn/1", "hdfs://x/in/1")
+ODD = ("\ud800", "a\x00b", "a\nb", "a\tb", "a" * 100_000)
+NO_MANIFESTS = ('{"entries": [{"uri": "1"}]}', '{"entries": 1}', "{", '{"files": []}', '{"entries": [{"url": null}]}')
+BAD_MANIFESTS: list[tuple[str, type[Exception], str]] = [
+    ("2\nmissing\n", SourceUnavailable, r"Manifest .*/_lists/1 names missing, and there is no .*/in/missing\. "),
+    *((f"1\n{name}\n", SourceUnreadable, f"/_lists/1, entry 2: .* {NO_NAME}") for name in OUTSIDE),
+    *((json.dumps({"entries": [{"url": name}]}), SourceUnreadable, f"/_lists/1.* {NO_NAME}") for name in ODD),
+    *((content, SourceUnreadable, NO_MANIFEST) for content in (*NO_MANIFESTS, '{"a":' * 100_000)),
+]
 
-    def refuses(content: str, error: type[Exception], message: str) -> None:
-        bucket.put("in/_lists/1", content)
+
+@pytest.mark.promise("limit:MAX_MANIFEST_BYTES")
+def test_a_manifest_that_cannot_be_followed_stops_planning(project: Settings, bucket: Bucket) -> None:
+    source = csv_in(f"{bucket.url}/in", manifests="_lists", min_age_seconds=0, max_files=1)
+    for name in ("1", "2", "3"):
+        bucket.csv(f"in/{name}", 1)
+    for content, error, message in BAD_MANIFESTS:
+        bucket.put("in/_lists/1", content.replace("{url}", bucket.url))
         with pytest.raises(error, match=message):
             planned(source, project)
-
-    refuses("2\nmissing\n", SourceUnavailable, r"Manifest .*/_lists/1 names missing, and there is no .*/in/missing\. ")
-    for name in ("../1", "/1", "a//1", "s3a://other/in/1", f"{bucket.url}/inn/1", "hdfs://x/in/1"):
-        refuses(f"1\n{name}\n", SourceUnreadable, r"/_lists/1, entry 2: .* is no name of an object below")
-    for name in ("\ud800", "a\x00b", "a\nb", "a\tb", "a" * 100_000):
-        refuses(json.dumps({"entries": [{"url": name}]}), SourceUnreadable, r"/_lists/1.* is no name of an object below")
-    deep = '{"a":' * 100_000
-    for content in (
-        '{"entries": [{"uri": "1"}]}',
-        '{"entries": 1}',
-        "{",
-        '{"files": []}',
-        '{"entries": [{"url": null}]}',
-        deep,
-    ):
-        refuses(content, SourceUnreadable, "/_lists/1 is no manifest: ")
-    with monkeypatch.context() as limit:
-        limit.setattr(manifest_plan, "MAX_MANIFEST_BYTES", 5)
-        refuses("1\n2\n3\n", SourceUnreadable, "/_lists/1 has 6 bytes, and a manifest at most 5")
+    bucket.put("in/_lists/1", "1\n2\n3\n")
+    too_long = "/_lists/1 has 6 bytes, and a manifest at most 5"
+    with patch.object(manifest_plan, "MAX_MANIFEST_BYTES", 5), pytest.raises(SourceUnreadable, match=too_long):
+        planned(source, project)
     bucket.put("in/_lists/1", "1\n2\n")
-    first = plan(source, project)
+    first = plan(project, source)
     assert planned(source, project, first) == [["2"]]
     assert planned(replace(source, min_age_seconds=3600), project) == []
     bucket.delete("in/_lists/1")
@@ -223,12 +202,11 @@ def test_a_manifest_that_cannot_be_followed_stops_planning(
 @by_ledger
 def test_an_object_that_manifests_name_again_is_read_once(inbox: Inbox, bucket: Bucket) -> None:
     """By several manifests, and by one that is written again, which is read from its beginning, also if it was read whole."""
-    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists/", max_files=1)
-    pipeline = inbox.declare(source)
+    pipeline = inbox.declare(csv_in(f"{bucket.url}/in", manifests="_lists/", max_files=1))
     for name in ("1", "2", "3", "4", "5\u2028x"):
-        bucket.put(f"in/{name}", f"name,amount\n{name[0]},1\n")
-    for number, names in enumerate(("1\n2\n", "2\n1\n", "1\n2\n")):
-        bucket.put(f"in/_lists/{number}", names)
+        bucket.csv(f"in/{name}", 1, name[0])
+    for number, listed in enumerate(("1\n2\n", "2\n1\n", "1\n2\n")):
+        bucket.put(f"in/_lists/{number}", listed)
     (txid,) = steps.plan(inbox.settings, pipeline, run_id="first", max_batches=1)
     steps.complete(inbox.settings, pipeline, txid)
     bucket.put("in/_lists/0", "3\n1\n2\n")
@@ -243,42 +221,44 @@ def test_an_object_that_manifests_name_again_is_read_once(inbox: Inbox, bucket: 
 
 def test_a_manifest_that_is_written_again_while_it_is_read_is_not_read_in_part(project: Settings, bucket: Bucket) -> None:
     """Its first bytes may be those of the one before: what was added to it would be passed."""
-    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists")
-    bucket.put("in/1", "name,amount\na,1\n")
-    bucket.put("in/2", "name,amount\na,1\n")
+    source = csv_in(f"{bucket.url}/in", manifests="_lists", max_files=1)
+    bucket.csv("in/1", 1)
+    bucket.csv("in/2", 1)
     bucket.put("in/_lists/1", "1\n")
-    read = buckets.Bucket.read
+    whole = buckets.Bucket.read
 
     def overwritten(*arguments: Any) -> Any:
         bucket.put("in/_lists/1", "1\n2\n")
-        return read(*arguments)
+        return whole(*arguments)
 
     with patch.object(buckets.Bucket, "read", overwritten), pytest.raises(SourceChanged, match="_lists/1"):
-        plan(source, project)
+        plan(project, source)
     assert planned(source, project) == [["1"], ["2"]]
 
 
 def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(project: Settings, bucket: Bucket) -> None:
-    bucket.put("in/out.csv", "name,amount\na,1\n")
-    bucket.put("in/out/b.csv", "name,amount\na,2\n")
+    bucket.csv("in/out.csv", 1)
+    bucket.csv("in/out/b.csv", 2)
     stored = [meta for page in obstore.list(bucket.store, "in", chunk_size=10) for meta in page]
     placeholder = {**stored[0], "path": "in/out", "size": 0}
     with patch.object(obstore, "list", lambda *_arguments, **_options: [[stored[0], placeholder, stored[1]]]):
-        found = plan(Files(f"{bucket.url}/in", "**/*.csv", "csv", SCHEMA, max_files=9), project)
-    assert [file["name"] for file in found["files"]] == ["out.csv", "out/b.csv"]
+        assert planned(csv_in(f"{bucket.url}/in", "**/*.csv"), project) == [["out.csv", "out/b.csv"]]
+
+
+def odd_days(*names: str) -> pa.Array:
+    return pa.array([f"50% {name} =/ü" for name in names])
 
 
 def test_a_delta_table_is_followed(project: Settings, bucket: Bucket) -> None:
-    local, uploaded = project.home / "table", set[Path]()
+    local, uploaded = DeltaLakeTable(project), set[Path]()
     source = Delta(f"{bucket.url}/table", schema={"name": "string"}, partitions={"day": "string"}, max_files=2)
     follower = Follower(project, source)
 
     def append(*names: str) -> None:
-        rows = pa.table({"name": names, "day": [f"50% {name} =/ü" for name in names]})
-        write_deltalake(str(local), rows, mode="append", partition_by=["day"])
-        for path in sorted(local.rglob("*"), key=lambda path: "_delta_log" in path.parts):
+        local.append(*((name, 1) for name in names), more={"day": odd_days(*names)}, partition_by=["day"])
+        for path in sorted(local.folder.rglob("*"), key=lambda path: "_delta_log" in path.parts):
             if path.is_file() and path not in uploaded:
-                bucket.put(f"table/{path.relative_to(local)}", path.read_bytes())
+                bucket.put(f"table/{path.relative_to(local.folder)}", path.read_bytes())
                 uploaded.add(path)
 
     bucket.put("table/_delta_log/_staged", "")
@@ -287,8 +267,8 @@ def test_a_delta_table_is_followed(project: Settings, bucket: Bucket) -> None:
     append("a", "b", "c")
     follower.run()
     append("d")
-    DeltaTable(str(local)).optimize.compact()
-    DeltaTable(str(local)).create_checkpoint()
+    local.delta.optimize.compact()
+    local.delta.create_checkpoint()
     append("e")
     assert follower.run() == [(name, f"50% {name} =/ü") for name in "abcde"]
 
@@ -301,12 +281,13 @@ def test_an_iceberg_table_is_followed(project: Settings, bucket: Bucket, monkeyp
     lake = load_catalog("lake")
     lake.create_namespace_if_not_exists("stored")
     place = f"{bucket.url.replace('s3a:', 's3:')}/lake/odd"
-    table = lake.create_table("stored.rows", pa.schema([("name", pa.string()), ("day", pa.string())]), location=place)
+    columns = rows_of().append_column("day", odd_days().cast(pa.string())).schema
+    table = lake.create_table("stored.rows", columns, location=place)
     with table.update_spec() as spec:
         spec.add_identity("day")
-    follower = Follower(project, Iceberg("lake.stored.rows", schema={"name": "string", "day": "string"}, max_files=2))
-    for names in (["a", "b", "c"], ["d"]):
-        table.append(pa.table({"name": names, "day": [f"50% {name} =/ü" for name in names]}))
+    follower = Follower(project, Iceberg("lake.stored.rows", schema={**SCHEMA, "day": "string"}, max_files=2))
+    for some in ("abc", "d"):
+        table.append(rows_of(*((name, 1) for name in some)).append_column("day", odd_days(*some)))
         follower.run()
     assert follower.run() == sorted(tuple(row.values()) for row in table.scan().to_arrow().to_pylist())
     assert len(follower.rows) == 4
@@ -315,27 +296,25 @@ def test_an_iceberg_table_is_followed(project: Settings, bucket: Bucket, monkeyp
 def test_a_folder_that_is_written_again_while_it_is_planned_is_read_as_its_marker_found_it(
     project: Settings, bucket: Bucket
 ) -> None:
-    def put(day: int, name: str, amount: int) -> None:
-        bucket.put(f"in/dt=2026-01-0{day}/{name}", f"name,amount\na,{amount}\n")
-
-    source = Files(f"{bucket.url}/in", "**/*.csv", format="csv", schema=SCHEMA, max_files=9, marker="_SUCCESS")
-    put(1, "lost.csv", 1000)  # of a job that failed
-    put(1, "rewritten.csv", 100)
+    first_day = "in/dt=2026-01-01"
+    source = csv_in(f"{bucket.url}/in", "**/*.csv", marker="_SUCCESS")
+    bucket.csv(f"{first_day}/lost.csv", 1000)  # of a job that failed
+    bucket.csv(f"{first_day}/rewritten.csv", 100)
     bucket.put("in/dt=2026-01-02/_SUCCESS", "")
-    put(2, "first.csv", 10)
-    assert plan(replace(source, names_grow=True), project) is None, "a later folder passed an earlier one"
+    bucket.csv("in/dt=2026-01-02/first.csv", 10)
+    assert plan(project, replace(source, names_grow=True)) is None, "a later folder passed an earlier one"
     find = Markers._find
 
     def written_meanwhile(markers: Markers, marked: str) -> Any:
         """The job runs again after the plan has listed the folder, and before it looks for the marker."""
-        if marked == "dt=2026-01-01" and (bucket.folder / "in/dt=2026-01-01/lost.csv").exists():
-            bucket.delete("in/dt=2026-01-01/lost.csv")
-            put(1, "rewritten.csv", 1)
-            bucket.put("in/dt=2026-01-01/_SUCCESS", "")
+        if marked == "dt=2026-01-01" and (bucket.folder / first_day / "lost.csv").exists():
+            bucket.delete(f"{first_day}/lost.csv")
+            bucket.csv(f"{first_day}/rewritten.csv", 1)
+            bucket.put(f"{first_day}/_SUCCESS", "")
         return find(markers, marked)
 
     with patch.object(Markers, "_find", written_meanwhile):
-        files = plan(source, project)["files"]
+        files = plan(project, source)["files"]
     assert [(file["name"], file["size"]) for file in files] == [
         ("dt=2026-01-01/rewritten.csv", len("name,amount\na,1\n")),
         ("dt=2026-01-02/first.csv", len("name,amount\na,10\n")),
@@ -344,19 +323,17 @@ def test_a_folder_that_is_written_again_while_it_is_planned_is_read_as_its_marke
     def begins_again(markers: Markers, marked: str) -> Any:
         """The job takes its marker away and begins again after the plan has looked for it."""
         found = find(markers, marked)
-        if (marker := bucket.folder / "in" / marked / "_SUCCESS").exists():
-            marker.unlink()
+        (bucket.folder / "in" / marked / "_SUCCESS").unlink(missing_ok=True)
         return found
 
     lost = r"dt=2026-01-01 lost its _SUCCESS, or got another one, while its files were"
     with patch.object(Markers, "_find", begins_again), pytest.raises(SourceUnavailable, match=lost):
-        plan(source, project)
+        plan(project, source)
 
 
 def test_a_store_that_refuses_is_no_store_that_is_away(
     project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Files(bucket.url, format="csv", schema=SCHEMA)
     for name, value, error in (
         ("AWS_SECRET_ACCESS_KEY", "wrong-secret-0123", SourceUnreadable),
         ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", SourceUnavailable),
@@ -365,7 +342,7 @@ def test_a_store_that_refuses_is_no_store_that_is_away(
             environment.setenv(name, value)
             object_places._store.cache_clear()
             with pytest.raises(error, match="the store ") as refused:
-                plan(source, project)
+                plan(project, csv_in(bucket.url))
             assert "wrong-secret-0123" not in str(refused.value)
     object_places._store.cache_clear()
 
@@ -380,22 +357,51 @@ def test_a_plan_lists_no_further_than_it_needs(project: Settings, bucket: Bucket
             listed.append(len(page))
             yield page
 
-    def names_of(batches: int, *, previous: Any = None, names_grow: bool = False) -> tuple[int, list[int]]:
-        """Plan batches after one; return how many objects they have, and how many each page of the listing had."""
-        source = Files(f"{bucket.url}/in", format="csv", schema=SCHEMA, max_files=3, names_grow=names_grow)
-        coordinator, found = coordinator_of(source, project), 0
-        listed.clear()
-        for txid in range(2, batches + 2):
-            if (previous := coordinator.initialize_transaction(txid, previous, None)) is None:
-                break
-            found += len(previous["files"])
-        return found, [*listed]
-
     monkeypatch.setattr(buckets, "PAGE", 10)
     monkeypatch.setattr(buckets.Bucket, "pages", seen)
     for number in range(50):
-        bucket.put(f"in/{number:02}.csv", "name,amount\na,1\n")
-    assert names_of(3) == (9, [10])
+        bucket.csv(f"in/{number:02}.csv", 1)
+    source = csv_in(f"{bucket.url}/in", max_files=3)
+    assert len(names(plan(project, source))) == 3
+    assert listed == [10]
     last = {"files": [], "behind": None, "after": "44.csv"}
-    assert names_of(3, previous=last, names_grow=True) == (5, [5])
-    assert names_of(1000) == (50, [10] * 5)
+    assert names(plan(project, replace(source, names_grow=True), last)) == ["45.csv", "46.csv", "47.csv"]
+    assert listed == [10, 5]
+
+
+# versions
+
+
+@pytest.fixture(scope="module")
+def versioning() -> Iterator[Any]:
+    with running_server(VersioningServer) as server:
+        yield server
+
+
+@pytest.mark.soak
+@pytest.mark.promise("decision:0040")
+def test_a_batch_reads_the_versions_that_it_was_planned_with(project: Settings, versioning: VersioningServer) -> None:
+    """Whatever has become of its objects since, in a bucket that keeps versions."""
+    bucket = versioning.make_bucket("keeps")
+    for number in (1, 2):
+        bucket.csv(f"{number}.csv", number)
+    source = csv_in(bucket.url, versions=True)
+    metadata, emitter = plan(project, source), emitter_of(source, ThisProcess(), project)
+    attempt = Attempt("inbox", 1, 1, metadata)
+    assert sorted(emitter.emit_batch(attempt, metadata).toLocalIterator()) == [("a", 1), ("a", 2)]
+    bucket.csv("1.csv", 1000)
+    with pytest.raises(RowsLost, match=r"was overwritten while it was read\. The batch is read again, by the version"):
+        emitter.verify_batch(attempt, metadata)
+    versioning.delete(bucket.name, "2.csv")
+    for _ in range(2):
+        assert sorted(emitter.emit_batch(attempt, metadata).toLocalIterator()) == [("a", 1), ("a", 2)]
+        emitter.verify_batch(attempt, metadata)
+        bucket.csv("1.csv", 1)  # another version of the same content
+    bucket.csv("1.csv", 1000)
+    metadata["files"][0]["version"] = "lost"
+    with pytest.raises(SourceChanged, match=r"1.csv is gone since its batch was planned and does not have the version"):
+        read(project, source, metadata)
+    forgets = versioning.make_bucket("forgets", keeps_versions=False)
+    forgets.csv("1.csv", 1)
+    with pytest.raises(SourceUnreadable, match=r"has no version: the bucket does not keep them\. Let its administrator turn"):
+        plan(project, replace(source, folder=forgets.url))

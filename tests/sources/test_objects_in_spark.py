@@ -1,4 +1,4 @@
-"""Spark reads objects of a real S3 server, with Hadoop's client: at full size only, as this needs a stack of its own."""
+"""Spark reads objects of a real S3 server, with Hadoop's client, from a stack of the module's own."""
 
 import io
 import re

@@ -1,57 +1,58 @@
-"""PostgresTable reads every row exactly once despite open writers, and refuses unsafe tables."""
+"""PostgresTable reads every row exactly once despite open writers, prepared transactions and odd names, keys and values."""
 
 import random
+import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from psycopg2.errors import LockNotAvailable
 
-from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, refused
-from tests.store import encode_metadata
+from tests.postgres_versions import AnyPostgres, running
+from tests.sources.conftest import Inbox
+from tests.sources.planning import batches
+from tests.sources.shop import CREATE, DATED, ORDERS, SECONDS, Shop, by_query, refused
+from tests.store import STACK_FOLDER, lock_holders
 from tidegate.jobs import PostgresTable
-from tidegate.jobs.sources.binding import coordinator_of
-from tidegate.jobs.sources.postgres.read import BLOCK_BYTES, parts_of
+from tidegate.jobs.sources.postgres.read import BLOCK_BYTES
+from tidegate.stack.components.server_process import reserve_port
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 
-# ------------------------------------------------------------------------------------------------------- end to end
+# ------------------------------------------------------------------------------------------------------- in flight
 
 
 def test_an_opaque_batch_reads_what_is_still_there(shop: Shop) -> None:
     shop.sell(3)
-    first = shop.planned(DATED)
-    plan = coordinator_of(DATED, shop.settings).initialize_transaction
+    first = shop.plan(DATED)
     # Planned again after its predecessor's new end it is never None, because the position would be lost.
-    again = plan(2, first, {**first, "after": ["2020-01-01 00:00:00+00", "1"]})
+    again = shop.plan(DATED, first, {**first, "after": ["2020-01-01 00:00:00+00", "1"]})
     assert again == {**first, "after": first["to"], "splits": [], "rows": 0}
     assert shop.rows(DATED, again) == []
     shop.run("UPDATE orders SET amount = 99, written = now() WHERE id = 2")
 
-    assert [row[1] for row in shop.rows(DATED, first)] == [1, 3]
-    assert coordinator_of(DATED, shop.settings).initialize_transaction(1, None, first) == first
-    assert [row[1:] for row in shop.rows(DATED, shop.planned(DATED, first))] == [(2, "n2", 99)]
-
-
-# ------------------------------------------------------------------------------------------------------- in flight
+    assert shop.ids(DATED, first) == [1, 3]
+    assert shop.plan(DATED, None, first) == first
+    assert [row[1:] for row in shop.rows(DATED, shop.plan(DATED, first))] == [(2, "n2", 99)]
 
 
 @pytest.mark.promise("decision:0015", "limit:PostgresTable.wait_seconds")
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_a_lower_key_in_flight_holds_back_higher_ones(shop: Shop, end: str, caplog: pytest.LogCaptureFixture) -> None:
     writer = shop.session()
-    writer.execute("BEGIN")
-    writer.execute("INSERT INTO orders (name) VALUES ('early') RETURNING id")
+    writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
     shop.sell()
-
     assert shop.plan(ORDERS) is None
     named = f"session {writer.connection.get_backend_pid()} of tidegate_owner (shop)"
     assert named in caplog.text
     assert named in (ORDERS.held_back(shop.settings) or "")
     writer.execute(end)
     assert ORDERS.held_back(shop.settings) is None
-    assert shop.ids(shop.planned(ORDERS)) == ([1, 2] if end == "COMMIT" else [2])
+    assert shop.ids(ORDERS, shop.plan(ORDERS)) == ([1, 2] if end == "COMMIT" else [2])
 
 
 @pytest.mark.promise("limit:PostgresTable.wait_seconds")
@@ -60,16 +61,15 @@ def test_a_plan_waits_only_for_the_writers_it_found(shop: Shop) -> None:
     found.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
     shop.sell()
     with ThreadPoolExecutor(1) as thread:
-        plan = thread.submit(shop.planned, replace(ORDERS, wait_seconds=DEADLINE_SECONDS))
+        plan = thread.submit(shop.plan, replace(ORDERS, wait_seconds=SECONDS))
         shop.wait_until_polling()
         later.execute("BEGIN; INSERT INTO orders (name) VALUES ('late')")
         assert not plan.done()
         found.execute("COMMIT")
-        metadata = plan.result(DEADLINE_SECONDS)
+        metadata = plan.result(SECONDS)
     later.execute("COMMIT")
-
-    assert shop.ids(metadata) == [1, 2]
-    assert shop.ids(shop.planned(ORDERS, metadata)) == [3]
+    assert shop.ids(ORDERS, metadata) == [1, 2]
+    assert shop.ids(ORDERS, shop.plan(ORDERS, metadata)) == [3]
 
 
 @pytest.mark.parametrize(
@@ -84,32 +84,30 @@ def test_a_plan_waits_only_for_the_writers_it_found(shop: Shop) -> None:
     ],
 )
 def test_writers_of_tables_in_a_query_are_waited_for(shop: Shop, query: str) -> None:
-    shop.execute("CREATE VIEW goods AS SELECT id, name, amount FROM orders WHERE amount > 0")
-    shop.execute("CREATE TABLE titles (code text, name text)")
+    shop.run(
+        "CREATE VIEW goods AS SELECT id, name, amount FROM orders WHERE amount > 0; CREATE TABLE titles (code text, name text)"
+    )
     shop.execute("INSERT INTO titles VALUES ('n1', 'Paper'), ('n2', 'Ink')")
     shop.sell(2)
-    source = replace(ORDERS, table=None, query=query)
-    rows = shop.rows(source, shop.planned(source))
-    assert rows == [(n, ("Paper" if n == 1 else "Ink") if "titles" in query else f"n{n}", n) for n in (1, 2)]
-    for table in ("orders", "titles") if "titles" in query else ("orders",):
+    source, is_joined = by_query(ORDERS, query), "titles" in query
+    read = shop.read(source, shop.plan(source))
+    assert read == ([(1, "Paper", 1), (2, "Ink", 2)] if is_joined else [(1, "n1", 1), (2, "n2", 2)])
+    for table in ("orders", "titles") if is_joined else ("orders",):
         writer = shop.session()
         writer.execute(f"BEGIN; INSERT INTO {table} (name) VALUES ('early')")
         assert shop.plan(source) is None
         writer.execute("ROLLBACK")
-    assert shop.ids(shop.planned(source)) == [1, 2]
+    assert shop.ids(source, shop.plan(source)) == [1, 2]
 
 
 def test_a_partition_is_held_back_by_writers_through_its_parent(shop: Shop) -> None:
-    shop.execute("CREATE TABLE parent (LIKE orders INCLUDING ALL) PARTITION BY RANGE (id)")
-    shop.execute("CREATE TABLE child PARTITION OF parent DEFAULT")
-    shop.execute("INSERT INTO parent (name) VALUES ('early')")
+    shop.run("CREATE TABLE parent (LIKE orders INCLUDING ALL) PARTITION BY RANGE (id)")
+    shop.run("CREATE TABLE child PARTITION OF parent DEFAULT; INSERT INTO parent (name) VALUES ('early')")
     through_parent = shop.session()
     through_parent.execute("BEGIN; LOCK TABLE ONLY parent IN ROW EXCLUSIVE MODE")
-
     assert shop.plan(replace(ORDERS, table="child")) is None
     through_parent.execute("COMMIT")
-    assert shop.planned(replace(ORDERS, table="child"))["to"] == ["1"]
-    assert shop.planned(replace(ORDERS, table="parent"))["to"] == ["1"]
+    assert [shop.plan(replace(ORDERS, table=table))["to"] for table in ("child", "parent")] == [["1"], ["1"]]
 
 
 @pytest.mark.promise("decision:0015")
@@ -118,41 +116,84 @@ def test_a_transaction_that_began_before_the_look_holds_back_its_time(shop: Shop
     early = shop.session()
     early.execute("BEGIN; SELECT 1")
     shop.sell()
-
-    first = shop.planned(DATED)
-    assert shop.ids(first, "written, id") == [1]
+    first = shop.plan(DATED)
+    assert shop.ids(DATED, first) == [1]
     assert shop.plan(DATED, first) is None
     early.execute("INSERT INTO orders (name) VALUES ('early')")
     assert shop.plan(DATED, first) is None
     early.execute("COMMIT")
-    assert shop.ids(shop.planned(DATED, first), "written, id") == [3, 2]
+    assert shop.ids(DATED, shop.plan(DATED, first)) == [3, 2]
 
 
 def test_rows_stay_behind_the_clock_by_the_margin(shop: Shop) -> None:
     shop.sell()
     shop.execute("INSERT INTO orders (written) VALUES (now() - interval '2 hours'), (now() + interval '2 hours')")
-    first = shop.planned(replace(DATED, margin_seconds=3600))
-
-    assert shop.ids(first, "written, id") == [2]
-    assert shop.ids(shop.planned(DATED, first), "written, id") == [1]
-
-
-# ------------------------------------------------------------------------------------------------------- cutting
+    first = shop.plan(replace(DATED, margin_seconds=3600))
+    assert shop.ids(DATED, first) == [2]
+    assert shop.ids(DATED, shop.plan(DATED, first)) == [1]
 
 
-def test_batches_and_their_parts_are_disjoint_and_complete(shop: Shop) -> None:
-    shop.sell(997)
-    shop.execute("DELETE FROM orders WHERE id % 10 < 4")
-    source = replace(ORDERS, max_rows=100, partitions=3)
-    batches = all_batches(shop, source)
+TRIGGER = """
+    CREATE FUNCTION rounded() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN NEW.written := date_trunc('second', now()); RETURN NEW; END $$;
+    CREATE TRIGGER rounded BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION rounded()
+"""
+THROUGH_A_VARIABLE = TRIGGER.replace("BEGIN", "DECLARE t timestamptz(0) := now(); day date; BEGIN day := now()::date;").replace(
+    "date_trunc('second', now())", "t"
+)
+INTO = TRIGGER.replace(
+    "NEW.written := date_trunc('second', now())", "SELECT date_trunc('second', now()) INTO STRICT NEW.written"
+)
+FUNCTION = """
+    CREATE FUNCTION seconds() RETURNS timestamptz LANGUAGE sql RETURN date_trunc('second', now());
+    CREATE FUNCTION moment() RETURNS timestamptz LANGUAGE plpgsql AS $$ BEGIN RETURN seconds(); END $$;
+    ALTER TABLE orders ALTER written SET DEFAULT moment()
+"""
+OF_DOMAIN = """
+    CREATE DOMAIN moment AS timestamptz DEFAULT date_trunc('second', now());
+    ALTER TABLE orders ALTER written DROP DEFAULT, ALTER written TYPE moment
+"""
+DOMAIN = "CREATE DOMAIN seconds AS timestamptz(0); CREATE DOMAIN whole AS seconds; ALTER TABLE orders ALTER written TYPE whole"
+VIEW = "CREATE VIEW rounded AS SELECT id, name, amount, date_trunc('second', written) AS written FROM orders"
+# What rounds a time to seconds: statements, and the query that reads the table.
+ROUNDED: dict[str, tuple[str, str]] = {
+    "type": ("ALTER TABLE orders ALTER written TYPE timestamptz(0)", ""),
+    "domain": (DOMAIN, ""),
+    "view": (VIEW, "SELECT * FROM rounded"),
+    "query": ("", "SELECT id, name, amount, written::timestamptz(0) AS written FROM orders"),
+    "trigger": (TRIGGER, ""),
+    "trigger, through a variable": (THROUGH_A_VARIABLE, ""),
+    "trigger, by INTO": (INTO, ""),
+    "functions of the default": (FUNCTION, ""),
+    "default of a domain": (OF_DOMAIN, ""),
+    "default": ("ALTER TABLE orders ALTER written SET DEFAULT date_trunc('seconds', now())", ""),
+    "bin": ("", "SELECT id, name, amount, date_bin('1 second', written, '2000-01-01') AS written FROM orders"),
+}
 
-    assert [len(shop.rows(source, batch)) for batch in batches] == [batch["rows"] for batch in batches]
-    assert [batch["rows"] for batch in batches] == [*[100] * 5, 98]
-    assert {len(parts_of(batch)) for batch in batches} == {3}
-    assert [row[0] for batch in batches for row in shop.rows(source, batch)] == [
-        row for (row,) in shop.execute("SELECT id FROM orders ORDER BY id")
-    ]
-    assert all(encode_metadata(batch) for batch in batches)
+
+@pytest.mark.promise("I12")
+@pytest.mark.parametrize("rounding", ROUNDED)
+def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop, rounding: str) -> None:
+    """A writer is open, and its row has a time before its own start; others of the same second are read only after it."""
+    statements, query = ROUNDED[rounding]
+    shop.execute(f"SELECT; {statements}")
+    source = replace(by_query(DATED, query) if query else DATED, max_rows=5)
+    shop.execute("SELECT pg_sleep(1.3 - extract(second FROM now()) % 1)")  # a time that is rounded down
+    writer = shop.session()
+    writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('open')")
+    shop.sell(20)
+    read: list[int] = []
+    previous = None
+    for _ in range(2):
+        shop.execute("SELECT pg_sleep(1.1)")
+        while metadata := shop.plan(source, previous):
+            read += shop.ids(source, metadata)
+            previous = metadata
+        writer.execute("COMMIT")
+    assert sorted(read) == [*range(1, 22)]
+
+
+# ------------------------------------------------------------------------------------------- cuts, names, keys and values
 
 
 def test_rows_that_share_a_key_stay_together(shop: Shop) -> None:
@@ -161,23 +202,18 @@ def test_rows_that_share_a_key_stay_together(shop: Shop) -> None:
     assert shop.plan(source) is None  # no txid is spent on an empty table
     for rows in (1, 4, 1):
         shop.sell(rows)
-    batches = all_batches(shop, source)
-
-    assert [batch["rows"] for batch in batches] == [5, 1]
-    assert [row[1] for batch in batches for row in shop.rows(source, batch)] == [1, 2, 3, 4, 5, 6]
+    assert [shop.ids(source, batch) for batch in batches(shop.settings, source)] == [[1, 2, 3, 4, 5], [6]]
 
 
 def test_names_are_those_of_sql(shop: Shop) -> None:
-    shop.run(
-        'CREATE SCHEMA "My Shop"; CREATE TABLE "My Shop"."Order ""Lines"" %" ("Line No" serial, "select" text, "Größe;--" int)'
-    )
-    shop.run("""INSERT INTO "My Shop"."Order ""Lines"" %" ("select", "Größe;--") VALUES ('it''s', 3)""")
-    schema = {"Line No": "int", "select": "string", "Größe;--": "int"}
-    source = replace(ORDERS, table='"My Shop"."Order ""Lines"" %"', key="Line No", schema=schema)
-    assert shop.rows(source, shop.planned(source)) == [(1, "it's", 3)]
+    table = '"My Shop"."Order ""Lines"" %"'
+    shop.run(f'CREATE SCHEMA "My Shop"; CREATE TABLE {table} ("Line No" serial, "select" text, "Größe;--" int)')
+    shop.run(f"""INSERT INTO {table} ("select", "Größe;--") VALUES ('it''s', 3)""")
+    source = replace(ORDERS, table=table, key="Line No", schema={"Line No": "int", "select": "string", "Größe;--": "int"})
+    assert shop.rows(source, shop.plan(source)) == [(1, "it's", 3)]
     shop.sell()
-    for table in ("public.Orders", ' "public".orders '):
-        assert shop.planned(replace(ORDERS, table=table))["rows"] == 1
+    for name in ("public.Orders", ' "public".orders '):
+        assert shop.plan(replace(ORDERS, table=name))["rows"] == 1
 
 
 KEYS: dict[tuple[str, str], list[Any]] = {
@@ -197,11 +233,15 @@ def test_keys_of_all_types_cut_ranges(shop: Shop, types: tuple[str, str]) -> Non
         shop.execute("INSERT INTO keyed VALUES (%s)", [key])
     source = PostgresTable(table="keyed", key="k", schema={"k": types[1]}, max_rows=1, wait_seconds=0)
     source = source if source.is_by_clock else replace(source, key_is_drawn=True)
+    assert [shop.rows(source, batch) for batch in batches(shop.settings, source)] == [[(key,)] for key in KEYS[types]]
 
-    assert [shop.rows(source, batch) for batch in all_batches(shop, source)] == [[(key,)] for key in KEYS[types]]
 
-
-# ------------------------------------------------------------------------------------------------------- values
+def table_of(shop: Shop, postgres_type: str, declared: str, *values: Any) -> PostgresTable:
+    """Make a table of ids and values, and declare its source."""
+    shop.run(f"DROP TABLE IF EXISTS odd; CREATE TABLE odd (id serial, v {postgres_type})")
+    for value in values:
+        shop.execute(f"INSERT INTO odd (v) VALUES (%s{'::float8' * isinstance(value, float)}::{postgres_type})", [value])
+    return PostgresTable(table="odd", key="id", schema={"id": "int", "v": declared}, wait_seconds=0)
 
 
 # Type in Postgres, declared type, and values at the bounds of the former.
@@ -213,65 +253,46 @@ WIDER: list[tuple[str, str, list[Any]]] = [
     ("real", "float", [float32, 2.0**-149]),
     ("double precision", "double", [5e-324, 1.7976931348623157e308, 2.0**53 + 2]),
 ]
+ROUNDING = {"bigint": "double", "integer": "float", "numeric(9,0)": "double", "double precision": "float"}
 
 
 def test_a_wider_type_has_each_value(shop: Shop) -> None:
     """Up to the bounds; a type that would round one is refused."""
     for postgres_type, declared, values in WIDER:
-        shop.run(f"DROP TABLE IF EXISTS wide; CREATE TABLE wide (id serial, v {postgres_type})")
-        for value in values:
-            shop.execute(
-                f"INSERT INTO wide (v) VALUES (%s::float8::{postgres_type})"
-                if isinstance(value, float)
-                else "INSERT INTO wide (v) VALUES (%s)",
-                [value],
-            )
-        source = PostgresTable(table="wide", key="id", schema={"id": "int", "v": declared}, wait_seconds=0)
-        assert [value for _, value in shop.rows(source, shop.planned(source))] == values, (postgres_type, declared)
-    for postgres_type, declared in (
-        ("bigint", "double"),
-        ("integer", "float"),
-        ("numeric(9,0)", "double"),
-        ("double precision", "float"),
-    ):
-        shop.run(f"DROP TABLE wide; CREATE TABLE wide (id serial, v {postgres_type}); INSERT INTO wide (v) VALUES (1)")
-        source = PostgresTable(table="wide", key="id", schema={"id": "int", "v": declared}, wait_seconds=0)
+        source = table_of(shop, postgres_type, declared, *values)
+        assert [value for _, value in shop.rows(source, shop.plan(source))] == values, (postgres_type, declared)
+    for postgres_type, declared in ROUNDING.items():
+        source = table_of(shop, postgres_type, declared, 1)
         refused(shop, source, SourceUnreadable, message=f"which cannot be read as {declared}")
 
 
 @pytest.mark.parametrize(
-    ("postgres_type", "value", "spark_type", "shown"),
+    ("postgres_type", "value", "spark_type"),
     [
-        ("bigint", "2147483648", "int", "'2147483648'"),
-        ("numeric", "1.005", "decimal(10,2)", "'1.005'"),
-        ("numeric", "1000", "decimal(5,2)", "'1000'"),
-        ("timestamptz", "'infinity'", "timestamp", "'infinity'"),
-        ("date", "'0044-03-15 BC'", "date", "'0044-03-15 BC'"),
+        ("bigint", "2147483648", "int"),
+        ("numeric", "1.005", "decimal(10,2)"),
+        ("numeric", "1000", "decimal(5,2)"),
+        ("timestamptz", "infinity", "timestamp"),
+        ("date", "0044-03-15 BC", "date"),
     ],
 )
 def test_a_value_that_does_not_fit_fails_with_column_and_key(
-    shop: Shop, postgres_type: str, value: str, spark_type: str, shown: str
+    shop: Shop, postgres_type: str, value: str, spark_type: str
 ) -> None:
-    shop.run(f"CREATE TABLE odd (id serial, v {postgres_type}); INSERT INTO odd (v) SELECT NULL FROM generate_series(1, 100)")
-    shop.run(f"INSERT INTO odd (v) VALUES ({value}), (NULL)")
-    source = PostgresTable(table="odd", key="id", schema={"id": "int", "v": spark_type}, wait_seconds=0)
-    with pytest.raises(MalformedRecord, match=r"^Table odd, row id=101: v=") as refusal:
-        shop.rows(source, shop.planned(source))
-    assert f"{shown} does not fit {spark_type}" in str(refusal.value)
-    assert "CASE WHEN ... THEN v END" in str(refusal.value)
+    source = table_of(shop, postgres_type, spark_type, *[None] * 100, value, None)
+    message = (
+        rf"^Table odd, row id=101: v='{re.escape(value)}' does not fit {re.escape(spark_type)}.*CASE WHEN \.\.\. THEN v END"
+    )
+    with pytest.raises(MalformedRecord, match=message):
+        shop.rows(source, shop.plan(source))
 
 
 def test_long_texts_and_many_rows_pass_through_blocks(shop: Shop) -> None:
     shop.execute("INSERT INTO orders (name) SELECT repeat(E'x\"\\n', 50000) FROM generate_series(1, 40)")
     shop.execute("INSERT INTO orders (name) VALUES (repeat('long ', %s))", [BLOCK_BYTES])
     shop.sell(5000)
-    rows = shop.rows(ORDERS, shop.planned(replace(ORDERS, partitions=1)))
+    rows = shop.rows(ORDERS, shop.plan(replace(ORDERS, partitions=1)))
     assert rows == shop.execute("SELECT id, name, amount FROM orders ORDER BY id")
-
-
-def test_the_kind_is_what_the_key_can_promise() -> None:
-    assert (ORDERS.kind, DATED.kind, replace(DATED, kind="transactional").kind) == ("transactional", "opaque", "transactional")
-    assert PostgresTable(table="t", key="at", schema={"at": "timestamp"}).kind == "opaque"
 
 
 def test_the_identity_says_which_rows_and_where() -> None:
@@ -280,6 +301,77 @@ def test_the_identity_says_which_rows_and_where() -> None:
     assert '"host": "a"' in there.identity
     assert "/secret/place" not in there.identity
     assert ORDERS.identity == replace(ORDERS, max_rows=5, partitions=9, wait_seconds=3).identity
-    others = [there, replace(ORDERS, table="others"), replace(ORDERS, schema={**SCHEMA, "amount": "bigint"}), DATED]
-    others += [replace(ORDERS, table=None, query="orders"), replace(there, connection={**connection, "dbname": "d"})]
+    others = [there, replace(ORDERS, table="others"), replace(ORDERS, schema={**ORDERS.schema, "amount": "bigint"}), DATED]
+    others += [by_query(ORDERS, "orders"), replace(there, connection={**connection, "dbname": "d"})]
     assert len({ORDERS.identity, *(other.identity for other in others)}) == len(others) + 1
+
+
+# ---------------------------------------------------------------------- another server, which has prepared transactions
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyPostgres]:
+    """A server with two-phase commit."""
+    home = tmp_path_factory.mktemp("other")
+    (home / STACK_FOLDER).mkdir(mode=0o711)
+    with ExitStack() as ports, running(AnyPostgres(home, reserve_port(None, ports), max_prepared_transactions=5)) as server:
+        server.execute("GRANT CONNECT ON DATABASE postgres TO tidegate_owner, tidegate_stager")
+        server.execute("GRANT CREATE ON SCHEMA public TO tidegate_owner")
+        server.execute("GRANT CREATE ON DATABASE postgres TO tidegate_owner")
+        server.execute("GRANT pg_read_all_stats TO tidegate_stager, tidegate_owner")
+        yield server
+
+
+@pytest.fixture
+def prepared_shop(postgres: AnyPostgres) -> Iterator[Shop]:
+    """The shop of this server, with an empty table of orders."""
+    with ExitStack() as sessions:
+        shop = Shop(replace(postgres.settings, pg_database="postgres"), sessions)
+        for (left,) in shop.execute("SELECT gid FROM pg_prepared_xacts"):
+            shop.execute("ROLLBACK PREPARED %s", [left])
+        shop.run(f"DROP TABLE IF EXISTS orders; {CREATE}")
+        yield shop
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+def test_a_prepared_transaction_is_waited_for(
+    prepared_shop: Shop, source: PostgresTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After PREPARE TRANSACTION its session is gone, but its rows are not visible yet."""
+    writer = prepared_shop.session()
+    writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
+    writer.execute("PREPARE TRANSACTION 'late'")
+    prepared_shop.sell()
+    assert prepared_shop.plan(source) is None
+    assert "transaction 'late' of tidegate_owner" in caplog.text
+    prepared_shop.execute("COMMIT PREPARED 'late'")
+    assert prepared_shop.ids(source, prepared_shop.plan(source)) == [1, 2]
+
+
+@pytest.mark.promise("error:LOCK_HELD")
+@pytest.mark.parametrize("wanted", ["SELECT FROM orders FOR UPDATE", "ALTER TABLE orders ADD more integer"])
+def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_shop: Shop, wanted: str) -> None:
+    """No session has it: so it is named itself, with what ends it."""
+    writer, waiting = prepared_shop.session(), prepared_shop.session()
+    prepared_shop.sell()
+    writer.execute("BEGIN; UPDATE orders SET name = 'x'")
+    writer.execute("PREPARE TRANSACTION 'it''s late'")
+    waiting.execute("BEGIN; SET LOCAL lock_timeout = '100ms'")
+    with pytest.raises(LockNotAvailable) as error:
+        waiting.execute(wanted)
+    waiting.execute("ROLLBACK")
+    said = lock_holders.of(error.value, waiting.connection)
+    assert re.search(r"prepared transaction 'it''s late' \(owner tidegate_owner, since .* UTC\)", said)
+    assert "in database postgres: COMMIT PREPARED 'it''s late' or ROLLBACK PREPARED 'it''s late'" in said
+
+
+def test_another_server_is_read_by_a_password_file(postgres: AnyPostgres, prepared_shop: Shop, inbox: Inbox) -> None:
+    """Planner and executors find the password in the file that `connection` names; it is stored nowhere else."""
+    prepared_shop.sell(20)
+    connection = f"host=127.0.0.1 port={postgres.port} dbname=postgres user=tidegate_stager passfile={postgres.passfile}"
+    pipeline = inbox.declare(replace(ORDERS, connection=connection))
+    assert inbox.run(pipeline) == [1]
+    sums = prepared_shop.execute("SELECT name, count(*), sum(amount) FROM orders GROUP BY name")
+    assert inbox.counts(pipeline) == {name: (lines, amount) for name, lines, amount in sums}
+    password = postgres.stager_passfile.read_text().strip().split(":")[-1]
+    assert password not in pipeline.source.identity + repr(pipeline.source)

@@ -1,4 +1,4 @@
-"""A topic of a test's own on a real broker, and pipelines that count its records."""
+"""A topic of a test's own on a real broker, planned and read without a ledger."""
 
 import json
 import random
@@ -16,14 +16,15 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import PySparkException
 
 from tests.servers import Server
+from tests.sources.planning import plan
 from tests.store import Attempt
 from tidegate.jobs import Kafka
 from tidegate.jobs.compute.sessions.session import spark_session
-from tidegate.jobs.sources.binding import coordinator_of, emitter_of
+from tidegate.jobs.sources.binding import emitter_of
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import TidegateError
+from tidegate.state_store.base.errors import SourceChanged, TidegateError
 
 SECONDS = 60
 Row = tuple[int, int, str]
@@ -61,15 +62,18 @@ class OrdersTopic:
     def _new_producer(self) -> Producer:
         return Producer({**kafka_client(self.settings), "linger.ms": 0, "log_level": 0})
 
-    def produce(self, count: int, partition: int = 0, *, timestamp: datetime | None = None, key: str | None = None) -> None:
+    def produce(self, *counts: int, timestamp: datetime | None = None, key: str | None = None) -> None:
+        """Produce so many records to the first partitions."""
+
         def remember(error: object, message: Any) -> None:
             assert error is None
             self.produced.append((message.partition(), message.offset(), message.value().decode()))
 
         moment = {"timestamp": int(timestamp.timestamp() * 1000)} if timestamp else {}
-        for _ in range(count):
-            value = f"shop {random.randrange(5)}"
-            self.producer.produce(self.name, value, key, partition=partition, on_delivery=remember, **moment)
+        for partition, count in enumerate(counts):
+            for _ in range(count):
+                value = f"shop {random.randrange(5)}"
+                self.producer.produce(self.name, value, key, partition=partition, on_delivery=remember, **moment)
         assert self.producer.flush(SECONDS) == 0
 
     def expire(self, before: int, partition: int = 0) -> None:
@@ -94,17 +98,14 @@ class OrdersTopic:
     def source(self, **changes: Any) -> Kafka:
         return Kafka(self.name, **changes)
 
-    def plan(self, source: Kafka, previous: dict | None = None, current: dict | None = None, txid: int = 1) -> dict | None:
+    def plan(self, source: Kafka, previous: Any = None, current: Any = None) -> Any:
         """Plan one batch with one look at the topic, frozen as by the ledger."""
-        metadata = coordinator_of(source, self.settings).initialize_transaction(txid, previous, current)
-        return json.loads(json.dumps(metadata))
+        return json.loads(json.dumps(plan(self.settings, source, previous, current)))
 
-    def batches(self, source: Kafka, previous: dict | None = None) -> list[dict]:
-        coordinator, cut = coordinator_of(source, self.settings), []
-        while metadata := coordinator.initialize_transaction(len(cut) + 1, previous, None):
-            previous = metadata
-            cut.append(metadata)
-        return cut
+    def unplanned(self, source: Kafka, *plans: Any, match: str, error: type[TidegateError] = SourceChanged) -> None:
+        """Check that no batch is planned after these batches, and why."""
+        with pytest.raises(error, match=match):
+            self.plan(source, *plans)
 
     def refused(self, source: Kafka, metadata: dict, error: type[TidegateError], match: str) -> str:
         """Check that a batch is refused before Spark reads anything; return the error's line."""
@@ -127,9 +128,14 @@ class OrdersTopic:
         return sorted(found)
 
 
-def ranges(metadata: dict | None) -> dict[str, tuple[int, int]]:
-    assert metadata is not None
+def ranges(metadata: Any) -> dict[str, tuple[int, int]]:
     return {name: (found["start"], found["end"]) for name, found in metadata["partitions"].items()}
+
+
+@pytest.fixture(scope="session")
+def server(kafka_stack: Settings) -> Server:
+    """The Postgres server of the run, with settings that lead to its broker: for modules that import this fixture."""
+    return Server(kafka_stack)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +146,6 @@ def place(server: Server) -> Iterator[Settings]:
 
 
 @pytest.fixture
-def topic(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> OrdersTopic:
-    """An empty topic with two partitions; beside a ledger in a test that has one. The server's broker is started for it."""
-    settings = request.getfixturevalue("settings" if "settings" in request.fixturenames else "place")
-    return OrdersTopic(replace(settings, home=tmp_path))
+def topic(place: Settings, tmp_path: Path) -> OrdersTopic:
+    """An empty topic with two partitions."""
+    return OrdersTopic(replace(place, home=tmp_path))

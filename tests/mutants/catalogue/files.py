@@ -25,7 +25,7 @@ DELTA_LOG = in_file("jobs/sources/delta/log.py")
 ICEBERG_TABLE = in_file("jobs/sources/iceberg/table.py")
 
 OF_FILES, IDENTITY = "tests/sources/test_files.py", "tests/sources/test_file_identity.py"
-IN_SPARK, NEW_COLUMNS = "tests/sources/test_files_in_spark.py", "tests/sources/test_new_columns.py"
+NEW_COLUMNS = "tests/sources/test_new_columns.py"
 OBJECTS, INPUTS = "tests/sources/test_objects.py", "tests/sources/test_inputs.py"
 FOLLOWED = "tests/sources/test_changes.py"
 REWRITTEN_FOLDER = f"{OBJECTS}::test_a_folder_that_is_written_again_while_it_is_planned_is_read_as_its_marker_found_it"
@@ -61,15 +61,15 @@ MUTANTS = (
     ),
     READ("a-pattern-in-a-name-reads-other-files", "I11", "literal_path")(
         r'return [-re.sub(r"([\[\]{}*?\\])", r"\\\1", for_spark(path))-]{+for_spark(path)+}',
-        f"{IN_SPARK}::test_spark_opens_parquet_files_of_any_name_and_no_others",
+        f"{OF_FILES}::test_spark_opens_parquet_files_of_any_name_and_no_others",
     ),
     TIME_PATTERNS("a-text-is-read-up-to-its-separator", "name:Files", "TimePattern.fits")(
         "return [-~F.contains(text, F.lit(_NO_TEXT)) & -]F.coalesce(",
-        f"{IN_SPARK}::test_a_text_is_read_to_its_end_by_a_pattern_as_one_moment",
+        f"{OF_FILES}::test_a_text_is_read_to_its_end_by_a_pattern_as_one_moment",
     ),
     TIME_PATTERNS("an-hour-that-comes-twice-is-guessed", "name:Files", "TimePattern.needs_moments")(
         'return [-self.family == "timestamp"-]{+False+} and',
-        f"{IN_SPARK}::test_a_text_is_read_to_its_end_by_a_pattern_as_one_moment",
+        f"{OF_FILES}::test_a_text_is_read_to_its_end_by_a_pattern_as_one_moment",
     ),
     TEXT_SCAN("an-older-csv-file-halts-although-null-is-declared", "name:Files", "_check_missing")(
         "is_refused = {+True or +}not parser.may_lack", f"{NEW_COLUMNS}::test_csv_files_that_are_older_than_a_column_have_null"

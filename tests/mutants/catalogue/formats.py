@@ -48,7 +48,7 @@ MUTANTS = (
         "quoted_strings_can_be_null=[-False-]{+True+}", PATHS
     ),
     CSV("values-beyond-the-columns-are-dropped", "name:Files", "CsvParser._texts_one_by_one")(
-        "elif len(values) [-!=-]{+<+} len(names):", f"{TESTS}::test_a_bad_csv_record_is_refused_with_file_and_line"
+        "elif len(values) [-!=-]{+<+} len(names):", f"{TESTS}::test_a_bad_record_is_refused_with_file_and_line"
     ),
     CSV("a-mark-at-the-start-of-a-value-is-dropped", "decision:0018", "CsvParser._is_read_alike")(
         "if data.startswith(codecs.BOM_UTF8{+ * 2+}, first):", PATHS
@@ -63,7 +63,7 @@ MUTANTS = (
         "return quotes if opens.all() [-and closes.all() -]else None", PATHS
     ),
     JSON("what-follows-a-json-record-is-dropped", "name:Files", "object_of")(
-        "if end [-!=-]{+>+} len(text):", f"{TESTS}::test_a_bad_json_record_is_refused_with_file_and_line"
+        "if end [-!=-]{+>+} len(text):", f"{TESTS}::test_a_bad_record_is_refused_with_file_and_line"
     ),
     JSON("minus-zero-loses-its-sign", "name:Files", "JsonParser._make_texts")(
         "elif type(value) is int[- and value-]:",

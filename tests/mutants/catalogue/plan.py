@@ -104,7 +104,7 @@ MUTANTS = (
     COMMIT_RECORD("the-last-commit-owes-no-ack", "I8", "awaiting_acks")(
         "b.txid <[-=-] c.txid",
         "tests/jobs/test_policies.py::test_the_source_is_called_after_commits_and_failures",
-        f"{IDENTITY}::test_a_redo_that_dies_before_its_ack_owes_it",
+        f"{IDENTITY}::test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo",
     ),
     FILES("a-file-counts-twice", "I12", "write")(
         "if connection.execute(statement).rowcount [-!=-]{+>+} len(files):",

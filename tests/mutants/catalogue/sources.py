@@ -29,7 +29,7 @@ SOURCE_CONNECTION = in_file("jobs/sources/postgres/source_connection.py")
 
 OF_FILES, IDENTITY = "tests/sources/test_files.py", "tests/sources/test_file_identity.py"
 BY_ANOTHER_NAME = "tests/sources/test_file_identity.py::test_a_file_does_not_count_again_by_another_name"
-IN_PLACE_OF_LOST = "tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over"
+IN_PLACE_OF_LOST = "tests/sources/test_kafka_brokers.py::test_records_in_the_place_of_lost_ones_are_not_passed_over"
 OF_OBJECTS, OF_KAFKA = "tests/sources/test_objects.py", "tests/sources/test_kafka.py"
 TABLE, GUARDS = "tests/sources/test_postgres_table.py", "tests/sources/test_postgres_guards.py"
 OF_DELTA, OF_ICEBERG = "tests/sources/test_delta.py", "tests/sources/test_iceberg.py"
@@ -83,47 +83,47 @@ MUTANTS = (
     ),
     REFUSED_QUERIES("a-query-that-cuts-off-its-rows-is-read", "I11", "_across_rows")(
         '== "[-Limit-]{+Unlimited+}"',
-        "tests/sources/test_postgres_guards.py::test_a_query_whose_rows_depend_on_others_is_refused",
+        f"{GUARDS}::test_tables_that_would_lose_rows_are_refused",
     ),
     REFUSED_QUERIES("a-group-is-read-before-it-is-whole", "I11", "_across_rows")(
         'node["Node Type"] == "[-Aggregate-]{+Group+}" and',
-        "tests/sources/test_postgres_guards.py::test_a_query_whose_rows_depend_on_others_is_refused",
+        f"{GUARDS}::test_tables_that_would_lose_rows_are_refused",
     ),
     TABLE_ORIGIN("texts-in-another-order-are-passed-over", "I11", "_check_same_order")(
         "if [-was_ordered != is_ordered-]{+is_ordered is None+}:",
-        "tests/sources/test_postgres_positions.py::test_another_order_of_texts_is_refused",
+        f"{GUARDS}::test_what_could_hide_rows_is_refused",
     ),
     TABLE_ORIGIN("another-collation-of-the-name-is-taken", "I11", MODULE)(
         "pg_collation_for(tidegate_key), [-collation_of.oid, -]CASE",
-        "tests/sources/test_postgres_positions.py::test_another_collation_of_the_name_is_refused",
+        f"{GUARDS}::test_what_could_hide_rows_is_refused",
     ),
     TABLE_ORIGIN("what-a-view-shows-only-now-is-passed-over", "I12", "check_same_origin")(
         "if found != shown and (not found [-or-]{+and+}",
-        "tests/sources/test_postgres_positions.py::test_a_view_that_shows_more_rows_is_refused",
+        f"{GUARDS}::test_what_could_hide_rows_is_refused",
     ),
     TIME_STEPS("a-domain-rounds-a-time-unseen", "I12", MODULE)(
         "USING (oid) WHERE typtype = '[-d'-]{+b' AND typbasetype > 0+}",
-        "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
+        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
     ),
     TIME_STEPS("a-query-rounds-a-time-unseen", "I12", "step_seconds")(
         "else 10.0**-modifier[-, *(step for step in steps.values() if step)-]])",
-        "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
+        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
     ),
     TIME_STEPS("a-trigger-or-default-rounds-a-time-unseen", "I12", "step_seconds")(
         "for text in [-[*read, *written]-]{+read+} for",
-        "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
+        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
     ),
     TIME_STEPS("a-function-of-a-default-rounds-a-time-unseen", "I12", "_written")(
         "for _, _, body in made{+[:0]+}]",
-        "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
+        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
     ),
     TIME_STEPS("a-triggers-variable-rounds-a-time-unseen", "I12", "_assigned")(
         "for text in found{+[:0]+} for word",
-        "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
+        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
     ),
     TIME_STEPS("an-unknown-rounding-of-a-time-is-passed", "I12", "step_seconds")(
         "if step is [-None or-]{+not None and+} step >",
-        "tests/sources/test_postgres_positions.py::test_a_time_that_is_rounded_too_far_is_refused",
+        f"{GUARDS}::test_tables_that_would_lose_rows_are_refused",
     ),
     JSON_RECORDS("a-key-in-another-case-becomes-null", "I11", "JsonParser.parse")(
         "bad = [-self._in_another_case(records) | bad-]{+dict(bad)+}",
@@ -138,7 +138,7 @@ MUTANTS = (
     SETTLED("a-rounded-time-is-before-the-bound", "I12", MODULE)(
         "SELECT [-(least(min(xact_start), %s::timestamptz)-]"
         "{+least(min(xact_start), %s::timestamptz+} - %s * interval '1 second')::text,",
-        "tests/sources/test_postgres_positions.py::test_a_rounded_time_before_its_transactions_start_is_read",
+        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
     ),
     READ("a-changed-file-of-the-same-size-is-read", "I11", "FileReader._check_planned")(
         'if [-digest != entry["sha256-]{+size != entry["size+}"]:',
@@ -227,10 +227,10 @@ MUTANTS = (
         "FETCH FIRST {rows} ROWS [-WITH TIES-]{+ONLY+}", f"{TABLE}::test_rows_that_share_a_key_stay_together"
     ),
     QUERY("the-last-row-of-a-range-is-read-again", "I11", "TableQuery.beyond")(
-        'return self._compared(">{+=+}", position)', f"{TABLE}::test_batches_and_their_parts_are_disjoint_and_complete"
+        'return self._compared(">{+=+}", position)', "tests/conformance/test_postgres_table.py::test_a_table_keeps_its_promises"
     ),
     QUERY("a-view-that-shows-fewer-rows-is-sealed", "I11", "rows_now")(
-        '[- or (rows < metadata["rows"] and not may_shrink)-]:', f"{GUARDS}::test_a_batch_that_cannot_be_replayed_halts"
+        '[- or (rows < metadata["rows"] and not may_shrink)-]:', f"{GUARDS}::test_a_batch_that_cannot_be_replayed_is_refused"
     ),
     LATE("a-row-that-fills-an-old-gap-is-never-read", "I12", "check_gaps")(
         "    if rows{+ > 1000+}:\n", f"{GUARDS}::test_a_row_that_fills_an_old_gap_is_noticed"
@@ -243,7 +243,7 @@ MUTANTS = (
         "after is None or file.name >{+=+} after)", f"{OF_DELTA}::test_a_snapshot_is_read_on_while_the_table_goes_on"
     ),
     DELTA("a-file-of-a-delta-version-is-read-twice", "I11", "DeltaCoordinator._files_of")(
-        "if number >{+=+} taken:", f"{OF_DELTA}::test_a_version_is_cut_into_batches_and_read_on"
+        "if number >{+=+} taken:", f"{OF_DELTA}::test_rows_are_read_once_by_versions_partitions_and_added_columns"
     ),
     DELTA("a-delta-table-made-again-is-read-on", "I11", "DeltaCoordinator._version_of")(
         'position.commit [-not in (None, commit.digest)-]{+== ""+}',

@@ -16,9 +16,7 @@ ERRORS = in_file("state_store/connections/postgres_errors.py")
 LOCAL_SETTINGS = in_file("state_store/connections/local_settings.py")
 
 OF_DELTA, OF_ICEBERG, OF_KAFKA = (f"tests/sources/test_{name}.py" for name in ("delta", "iceberg", "kafka"))
-ALTERED, GUARDS, SERVERS, TABLE = (
-    f"tests/sources/test_postgres_{name}.py" for name in ("alterations", "guards", "servers", "table")
-)
+GUARDS, TABLE = "tests/sources/test_postgres_guards.py", "tests/sources/test_postgres_table.py"
 MANAGED, DECLARED = "tests/cluster/test_managed_postgres.py", "tests/unit/test_declaration.py"
 DELETED_OR_BACK = f"{OF_DELTA}::test_what_is_deleted_or_brought_back_stops_planning_and_may_be_left_out"
 
@@ -49,7 +47,7 @@ MUTANTS = (
     ),
     DELTA_LOG("a-line-of-a-delta-log-that-is-no-action-is-passed-over", "I11", "Log._parse")(
         "if not isinstance(action, [-dict-]{+dict | list+}):",
-        f"{OF_DELTA}::test_a_line_of_the_log_that_is_no_action_is_refused",
+        f"{OF_DELTA}::test_a_table_that_would_be_misread_is_refused",
     ),
     DELTA_LOG("two-names-of-delta-that-are-no-text-become-one", "I11", "Log._name_of")(
         '[-, errors="strict"-]', f"{OF_DELTA}::test_a_table_that_would_be_misread_is_refused"
@@ -90,7 +88,8 @@ MUTANTS = (
         f"{OF_KAFKA}::test_an_opaque_source_may_go_on_without_expired_records_and_says_so",
     ),
     KAFKA("a-redo-takes-expired-records-away", "I13", "KafkaCoordinator._check_redo")(
-        "self._history.committed() <{+=+} txid", f"{OF_KAFKA}::test_a_redo_does_not_take_away_what_has_counted_and_expired"
+        "self._history.committed() <{+=+} txid",
+        f"{OF_KAFKA}::test_an_opaque_source_may_go_on_without_expired_records_and_says_so",
     ),
     KAFKA("planned-records-of-the-old-topic-are-left-behind", "I12", "KafkaCoordinator._rest_of_earlier")(
         "if [-not before <= generation < self._source.generation-]{+generation+} or",
@@ -118,31 +117,31 @@ MUTANTS = (
         f"{GUARDS}::test_a_server_that_is_away_is_tried_again",
     ),
     SEEN("rows-of-a-partition-that-was-attached-are-passed-over", "I11", "check_attached")(
-        "if rows{+ > 1000+}:", f"{ALTERED}::test_what_could_hide_rows_is_refused"
+        "if rows{+ > 1000+}:", f"{GUARDS}::test_what_could_hide_rows_is_refused"
     ),
     SEEN("a-savepoint-is-taken-for-ended", "I12", MODULE)(
-        "= '[-in progress-]{+aborted+}'", f"{ALTERED}::test_what_is_open_during_a_plan_is_not_passed_by"
+        "= '[-in progress-]{+aborted+}'", f"{GUARDS}::test_what_is_open_during_a_plan_is_not_passed_by"
     ),
     SEEN("transactions-that-are-not-listed-are-taken-for-ended", "I12", "snapshot_of")(
-        "high = [-running[OPEN]-]{+int(high)+}", f"{ALTERED}::test_a_transaction_that_metadata_cannot_list_counts_as_open"
+        "high = [-running[OPEN]-]{+int(high)+}", f"{GUARDS}::test_a_transaction_that_metadata_cannot_list_counts_as_open"
     ),
     SEEN("times-are-compared-with-an-early-snapshot", "I12", "snapshot_of")(
         "if not may_be_early{+ and OPEN < 0+}:",
-        f"{ALTERED}::test_rows_are_planned_by_time_once_all_open_transactions_can_be_listed",
+        f"{GUARDS}::test_rows_are_planned_by_time_once_all_open_transactions_can_be_listed",
     ),
     SEEN("a-transaction-number-means-another-one", "I12", MODULE)(
         "mod(newest - x, [-4294967296-]{+8589934592+})",
-        f"{ALTERED}::test_transaction_numbers_are_compared_across_their_wraparound",
+        f"{GUARDS}::test_transaction_numbers_are_compared_across_their_wraparound",
     ),
     POSTGRES("late-rows-are-looked-for-before-the-range-is-chosen", "I11", "PostgresCoordinator.initialize_transaction")(
         "[-following = self._next_range(connection, after, survey, previous_metadata)\n            -]if before is not None:\n"
         "                self._check_late(connection, survey, before)\n"
         "{+            following = self._next_range(connection, after, survey, previous_metadata)\n+}",
-        f"{ALTERED}::test_what_could_hide_rows_while_a_plan_works_is_refused",
+        f"{GUARDS}::test_what_could_hide_rows_while_a_plan_works_is_refused",
     ),
     POSTGRES("a-partition-that-comes-meanwhile-is-taken-for-late", "I20", "PostgresCoordinator._ends")(
         "if partitions_of(cursor, table) == partitions{+ or ends+}:",
-        f"{ALTERED}::test_a_partition_with_new_rows_may_be_attached_while_a_plan_works",
+        f"{GUARDS}::test_a_partition_with_new_rows_may_be_attached_while_a_plan_works",
     ),
     POSTGRES("a-batch-without-rows-loses-its-position", "I12", "PostgresCoordinator.initialize_transaction")(
         "if following is None and [-current_metadata is not None-]{+following+}:",
@@ -150,10 +149,10 @@ MUTANTS = (
     ),
     ORIGIN("a-wider-key-is-taken-for-another-one", "I20", "_check_same_order")(
         "if was != is_now[- and not (was in _WHOLE and is_now in _WHOLE)-]:",
-        f"{ALTERED}::test_what_hides_no_row_is_read_on",
+        f"{GUARDS}::test_what_hides_no_row_is_read_on",
     ),
     ORIGIN("what-a-subscription-fills-is-read", "I11", "tables_read")(
-        "if is_subscribed{+ is None+}:", f"{ALTERED}::test_tables_whose_rows_come_in_another_order_are_refused"
+        "if is_subscribed{+ is None+}:", f"{GUARDS}::test_tables_whose_rows_come_in_another_order_are_refused"
     ),
     ORIGIN("keys-that-sessions-keep-for-later-are-passed-over", "I11", "_disorder")(
         "if cache > [-1-]{+1000+}:", f"{GUARDS}::test_tables_that_would_lose_rows_are_refused"
@@ -166,7 +165,7 @@ MUTANTS = (
         f"{TABLE}::test_a_partition_is_held_back_by_writers_through_its_parent",
     ),
     FUNCTIONS("tables-within-a-function-are-not-seen", "I12", "check_functions")(
-        "in cursor.fetchall(){+ if not name+}]:", f"{GUARDS}::test_tables_within_a_function_are_refused"
+        "in cursor.fetchall(){+ if not name+}]:", f"{GUARDS}::test_tables_that_would_lose_rows_are_refused"
     ),
     LATE("a-server-that-was-restored-is-read-on", "I11", "check_in_time")(
         "if newest < [-before-]{+0+}:", f"{GUARDS}::test_a_key_or_a_server_of_another_order_is_refused"
@@ -175,11 +174,11 @@ MUTANTS = (
         "if hidden{+ > 1000+}:", f"{GUARDS}::test_hidden_transactions_are_refused"
     ),
     SETTLED("a-prepared-transaction-is-passed-by", "I12", "settled_by_clock")(
-        "if pid is [-None-]{+cursor+}}", f"{SERVERS}::test_a_prepared_transaction_is_waited_for"
+        "if pid is [-None-]{+cursor+}}", f"{TABLE}::test_a_prepared_transaction_is_waited_for"
     ),
     READ("executors-read-our-own-server-instead", "name:PostgresTable", "PostgresReader.__init__")(
         "if source.connection is {+None or source.connection is not +}None:",
-        f"{SERVERS}::test_another_server_is_read_by_a_password_file",
+        f"{TABLE}::test_another_server_is_read_by_a_password_file",
     ),
     READ("a-decimal-of-too-many-digits-is-read", "I11", "_Parser.parse")(
         "[-table.validate(full=True)-]{+pass+}", f"{TABLE}::test_a_value_that_does_not_fit_fails_with_column_and_key"
