@@ -9,7 +9,7 @@
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,11 +179,7 @@ class Table:
 
 
 def stage_here(processor: Processor, attempt: Attempt) -> None:
-    """Stage the counts and sums of a batch, and seal it.
-
-    A pipeline may have several inputs. Its transform, if there is one, has a twin `in_process`, which makes rows of the rows of
-    each input and reference.
-    """
+    """Stage the counts and sums of a batch, and seal it; a transform has a twin `in_process`."""
     store, pipeline = processor._store, processor._pipeline
     # This process' tasks find their password in its file.
     passfile = f"passfile='{store.settings.pg_passfile}'"
@@ -216,9 +212,26 @@ def _partials(state: Any, rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
         yield [*key, *(totals[part.function](values) for part, values in zip(state.parts, known, strict=True))]
 
 
+def twin(in_process: Callable[[dict[str, list[dict[str, Any]]]], list[dict[str, Any]]]) -> Any:
+    """Return a transform that runs in this process alone, and makes rows of the rows of each input and reference."""
+
+    def transform(_rows: Any) -> Any:
+        raise AssertionError
+
+    transform.in_process = in_process  # type: ignore[attr-defined]
+    return transform
+
+
 @pytest.fixture
 def counted_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Processor, "_stage", stage_here)
+    """Let batches be counted in this process, but for a transform that has no twin."""
+    by_spark = Processor._stage
+
+    def stage(processor: Processor, attempt: Any) -> None:
+        transform = processor._pipeline.transform
+        (stage_here if transform is None or hasattr(transform, "in_process") else by_spark)(processor, attempt)
+
+    monkeypatch.setattr(Processor, "_stage", stage)
 
 
 @pytest.fixture

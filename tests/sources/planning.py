@@ -15,15 +15,7 @@ def plan(settings: Settings, source: Source, previous: Any = None, current: Any 
 
 
 def batches(settings: Settings, source: Source, previous: Any = None) -> list[Any]:
-    """Return the metadata of all batches that one plan gives after a batch."""
-    coordinator, found = coordinator_of(source, settings), []
-    while previous := coordinator.initialize_transaction(len(found) + 1, previous, None):
-        found.append(previous)
-    return found
-
-
-def batches_each(settings: Settings, source: Source, previous: Any = None) -> list[Any]:
-    """The same, of a plan of its own for each."""
+    """Return the metadata of all batches after a batch, of a plan of its own for each."""
     found = []
     while previous := plan(settings, source, previous):
         found.append(previous)

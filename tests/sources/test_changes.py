@@ -1,6 +1,5 @@
 """Pipelines that follow the states of others: each change once, in txid order, from end to end."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,17 +8,20 @@ import pytest
 from tests import steps
 from tests.conftest import register_pipelines
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import stage_here
+from tests.sources.in_process import counted_here, twin
 from tests.sources.planning import SCHEMA
 from tests.statements import execute
 from tests.store import Redo, cursors, project, range_partitions, registration
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Files, Inputs, Pipeline, Rows, State, Sum
-from tidegate.jobs.engine.processing import Processor
 from tidegate.jobs.sources import changes
 from tidegate.jobs.sources.changes import removable
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationChanged, RangeRefused, SourceChanged, StoreUnavailable, UsageError
+
+__all__ = ["counted_here"]  # a fixture
+
+pytestmark = pytest.mark.usefixtures("counted_here")
 
 KEPT = {"name": "text", "amount": "integer"}
 STATES = {
@@ -30,33 +32,17 @@ STATES = {
 FILES = ["a,1\nb,2\n", "a,3\n", "", "b,4\na,5\nc,6\n", "c,-6\n"]
 
 
-def counted(rows: Any) -> Any:
+def counted_by_spark(rows: Any) -> Any:
     more, is_new = "amount - coalesce(previous_amount, 0) AS more", "IF(previous_txid IS NULL, 1, NULL) AS is_new"
     return rows.selectExpr("name", more, is_new)
 
 
-def counted_twin(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "more": row["amount"] - (row["previous_amount"] or 0), "is_new": None if row["previous_txid"] else 1}
-
-
-def twin(in_process: Callable[..., list[dict[str, Any]]]) -> Callable[..., Any]:
-    def transform(_rows: Any) -> Any:
-        raise AssertionError
-
-    transform.in_process = in_process  # type: ignore[attr-defined]
-    return transform
-
-
-@pytest.fixture(autouse=True)
-def _counted_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let batches be counted in this process, but for a transform that has no twin."""
-    by_spark = Processor._stage
-
-    def stage(processor: Processor, attempt: Any) -> None:
-        transform = processor._pipeline.transform
-        (stage_here if transform is None or hasattr(transform, "in_process") else by_spark)(processor, attempt)
-
-    monkeypatch.setattr(Processor, "_stage", stage)
+@twin
+def counted(inputs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [
+        {**row, "more": row["amount"] - (row["previous_amount"] or 0), "is_new": None if row["previous_txid"] else 1}
+        for row in inputs[""]
+    ]
 
 
 @pytest.fixture
@@ -65,19 +51,11 @@ def upstream(inbox: Inbox) -> Pipeline:
     return inbox.declare(Files("inbox", format="csv", schema=SCHEMA, header=False), states=STATES)
 
 
-@pytest.fixture
-def follow(register: Callable[..., None]) -> Callable[..., Pipeline]:
-    """A function that declares and registers a pipeline that follows the inbox's state per name."""
+def follow(inbox: Inbox, transform: Any = counted, **of: int) -> Pipeline:
+    """Declare and register a pipeline that follows the inbox's state per name."""
     aggregates = {"changes": Count(), "amount": Sum("more"), "new": Count("is_new")}
-    here = twin(lambda rows: [counted_twin(row) for row in rows[""]])
-
-    def declare(transform: Callable[..., Any] = here, **of: int) -> Pipeline:
-        states = {"followed": State(key={"name": "text"}, aggregates=aggregates, kind="opaque")}
-        declared = Pipeline("follower", Changes("inbox.per_name", **of), states, transform)
-        register(declared)
-        return declared
-
-    return declare
+    states = {"followed": State(key={"name": "text"}, aggregates=aggregates, kind="opaque")}
+    return inbox.declare(Changes("inbox.per_name", **of), name="follower", states=states, transform=transform)
 
 
 def followed(inbox: Inbox, pipeline: Pipeline) -> dict[str, int]:
@@ -100,8 +78,8 @@ def divided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("limits", [{"max_rows": 2}, {"max_txids": 1}, {}], ids=["two rows", "txid by txid", "one range"])
 @pytest.mark.usefixtures("divided")
-def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, follow: Any, limits: dict[str, int]) -> None:
-    follower = follow(counted, **limits)  # by Spark
+def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, limits: dict[str, int]) -> None:
+    follower = follow(inbox, counted_by_spark, **limits)
     for number, content in enumerate(FILES):
         commit_files(inbox, upstream, content, at=number)
         if number in (1, 4):
@@ -171,19 +149,17 @@ def test_a_column_of_what_is_followed_comes_and_does_not_go_while_a_batch_needs_
     assert rows == [(1, None), (3, "Rome")]
 
 
-def test_what_one_pipeline_wrote_together_is_joined(
-    inbox: Inbox, upstream: Pipeline, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_one_pipeline_wrote_together_is_joined(inbox: Inbox, upstream: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although it commits between the looks at two of its states."""
     source = Inputs({"rows": Changes("inbox.log", max_rows=1), "totals": Changes("inbox.total")})
 
+    @twin
     def joined(inputs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
         total = {row["txid"]: row["amount"] for row in inputs["totals"]}
         return [{**row, "total": total[row["txid"]]} for row in inputs["rows"] if row["txid"] in total]
 
     states = {"paired": Rows(KEPT | {"total": "bigint"})}
-    follower = Pipeline("follower", source, states, transform=twin(joined))
-    register(follower)
+    follower = inbox.declare(source, name="follower", states=states, transform=joined)
     look, batches = changes._find_upstream, iter([(1, FILES[1]), (2, FILES[3])])
 
     def commits_after(connection: Any, source: Changes) -> Any:
@@ -214,8 +190,8 @@ LOSSES = (
 DELETE = "SELECT set_config('tidegate.writer', 'inbox', true); DELETE FROM state.per_name_changes WHERE txid = 2 AND name = 'b'"
 
 
-def test_what_is_lost_of_what_is_followed_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    follower = follow()
+def test_what_is_lost_of_what_is_followed_is_noticed(inbox: Inbox, upstream: Pipeline) -> None:
+    follower = follow(inbox)
     commit_files(inbox, upstream, FILES[0])
     steps.run(inbox.settings, follower, "first")
     commit_files(inbox, upstream, FILES[0], at=1)
@@ -234,8 +210,8 @@ def test_what_is_lost_of_what_is_followed_is_noticed(inbox: Inbox, upstream: Pip
 @pytest.mark.promise("limit:Changes.max_txids")
 @pytest.mark.sampled(1)
 @pytest.mark.usefixtures("divided")
-def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    follower = follow(max_txids=2)
+def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upstream: Pipeline) -> None:
+    follower = follow(inbox, max_txids=2)
     spec, state = upstream.spec, upstream.spec.states[0]
     commit_files(inbox, upstream, *FILES)
     with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as owner:

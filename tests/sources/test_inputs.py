@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from tests import steps
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import counted_here
+from tests.sources.in_process import counted_here, twin
 from tests.sources.lake_tables import DeltaLakeTable, IcebergTable, rows_of
 from tests.sources.planning import SCHEMA
 from tests.statements import execute
@@ -54,16 +54,10 @@ PLANES = Reference(files("planes", SEATS))
 A_AND_B = Inputs({"a": files("a"), "b": files("b")})
 
 
-def seats_of(inputs: Any) -> Any:
-    return inputs["a"].join(inputs["planes"], "name").selectExpr("name", "seats AS amount")
-
-
-def _seats_here(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    seats = {plane["name"]: plane["seats"] for plane in rows["planes"]}
-    return [{"name": row["name"], "amount": seats[row["name"]]} for row in rows["a"]]
-
-
-seats_of.in_process = _seats_here  # type: ignore[attr-defined]
+@twin
+def seats_of(inputs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    seats = {plane["name"]: plane["seats"] for plane in inputs["planes"]}
+    return [{"name": row["name"], "amount": seats[row["name"]]} for row in inputs["a"]]
 
 
 def with_seats(inbox: Inbox, planes: Reference = PLANES, kind: Any = "transactional") -> Pipeline:
@@ -156,23 +150,6 @@ def test_a_batch_is_refused_until_its_version_is_back(inbox: Inbox) -> None:
     seats(inbox, 100)
     steps.complete(inbox.settings, pipeline, 1, owner="again", mode="restage")
     assert inbox.counts(pipeline) == {"N1": (1, 100)}
-
-
-@by_ledger
-@pytest.mark.promise("fault:reference-is-replaced-before-batch-has-committed:processing")
-def test_kept_versions_survive_their_files(inbox: Inbox) -> None:
-    pipeline = with_seats(inbox, replace(PLANES, keep_folder="kept"))
-    for number, planned in ((100, [1]), (200, [1, 2])):
-        seats(inbox, number)
-        inbox.put("a", [("N1", 0)])
-        assert inbox.plan(pipeline, f"of {number}") == planned
-    shutil.rmtree(inbox.settings.home / "planes")
-    for txid, mode in ((1, "resume"), (2, "resume"), (1, "restage")):
-        steps.process(inbox.settings, pipeline, txid, owner="run", mode=mode)
-    for txid in (1, 2):
-        steps.commit(inbox.settings, pipeline, txid, owner="run")
-    assert inbox.counts(pipeline) == {"N1": (2, 300)}
-    assert len(list((inbox.settings.home / "kept").rglob("planes.csv"))) == 2
 
 
 @by_ledger

@@ -23,7 +23,7 @@ from tests.sources.feeds import FilesFeed
 from tests.sources.iceberg_catalog import load_catalog
 from tests.sources.in_process import Follower, ThisProcess, counted_here, read
 from tests.sources.lake_tables import DeltaLakeTable, rows_of
-from tests.sources.planning import SCHEMA, batches_each, names, plan
+from tests.sources.planning import SCHEMA, batches, names, plan
 from tests.sources.s3 import Bucket, S3Server, VersioningServer, running_server
 from tests.store import Attempt
 from tidegate.jobs import Delta, Files, Iceberg
@@ -63,7 +63,7 @@ def csv_in(place: str, glob: str = "*", **more: Any) -> Files:
 
 def planned(source: Files, settings: Settings, previous: Any = None) -> list[list[str]]:
     """Return the names of the objects of each batch that plans would give after a batch, one coordinator each."""
-    return [names(batch) for batch in batches_each(settings, source, previous)]
+    return [names(batch) for batch in batches(settings, source, previous)]
 
 
 VARIANTS = {"": {}, "opaque": {"kind": "opaque"}, "names grow": {"names_grow": True}, "manifests": {"manifests": "_lists"}}
@@ -109,24 +109,6 @@ def test_an_object_that_is_not_as_planned_is_never_read(inbox: Inbox, bucket: Bu
     bucket.csv("one.csv", 4)
     with pytest.raises(SourceChanged, match="has changed since it counted in txid 1"):
         inbox.plan(pipeline, "later")
-
-
-@by_ledger
-@pytest.mark.promise("decision:0034")
-def test_without_an_etag_content_identifies_an_object(inbox: Inbox, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    described = buckets._info_of
-    monkeypatch.setattr(buckets, "_info_of", lambda meta: replace(described(meta), etag=None))  # each S3 server has them
-    bucket.csv("one.csv", 1)
-    pipeline = inbox.declare(csv_in(bucket.url), retry_delay_seconds=0)
-    assert inbox.plan(pipeline, "run") == [1]
-    bucket.csv("one.csv", 2)
-    with pytest.raises(SourceChanged, match="was overwritten since its batch was planned"):
-        steps.process(inbox.settings, pipeline, 1, owner="test")
-    bucket.csv("one.csv", 1)
-    steps.complete(inbox.settings, pipeline, 1)
-    os.utime(bucket.folder / "one.csv", (1_700_000_000, 1_700_000_000))
-    assert inbox.plan(pipeline, "later") == []
-    assert inbox.counts(pipeline) == {"a": (1, 1)}
 
 
 def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(project: Settings, bucket: Bucket) -> None:
@@ -345,31 +327,6 @@ def test_a_store_that_refuses_is_no_store_that_is_away(
                 plan(project, csv_in(bucket.url))
             assert "wrong-secret-0123" not in str(refused.value)
     object_places._store.cache_clear()
-
-
-@pytest.mark.promise("decision:0034")
-def test_a_plan_lists_no_further_than_it_needs(project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed: list[int] = []
-    listing = buckets.Bucket.pages
-
-    def seen(*arguments: Any) -> Iterator[Any]:
-        for page in listing(*arguments):
-            listed.append(len(page))
-            yield page
-
-    monkeypatch.setattr(buckets, "PAGE", 10)
-    monkeypatch.setattr(buckets.Bucket, "pages", seen)
-    for number in range(50):
-        bucket.csv(f"in/{number:02}.csv", 1)
-    source = csv_in(f"{bucket.url}/in", max_files=3)
-    assert len(names(plan(project, source))) == 3
-    assert listed == [10]
-    last = {"files": [], "behind": None, "after": "44.csv"}
-    assert names(plan(project, replace(source, names_grow=True), last)) == ["45.csv", "46.csv", "47.csv"]
-    assert listed == [10, 5]
-
-
-# versions
 
 
 @pytest.fixture(scope="module")

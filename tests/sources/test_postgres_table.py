@@ -110,21 +110,6 @@ def test_a_partition_is_held_back_by_writers_through_its_parent(shop: Shop) -> N
     assert [shop.plan(replace(ORDERS, table=table))["to"] for table in ("child", "parent")] == [["1"], ["1"]]
 
 
-@pytest.mark.promise("decision:0015")
-def test_a_transaction_that_began_before_the_look_holds_back_its_time(shop: Shop) -> None:
-    shop.sell()
-    early = shop.session()
-    early.execute("BEGIN; SELECT 1")
-    shop.sell()
-    first = shop.plan(DATED)
-    assert shop.ids(DATED, first) == [1]
-    assert shop.plan(DATED, first) is None
-    early.execute("INSERT INTO orders (name) VALUES ('early')")
-    assert shop.plan(DATED, first) is None
-    early.execute("COMMIT")
-    assert shop.ids(DATED, shop.plan(DATED, first)) == [3, 2]
-
-
 def test_rows_stay_behind_the_clock_by_the_margin(shop: Shop) -> None:
     shop.sell()
     shop.execute("INSERT INTO orders (written) VALUES (now() - interval '2 hours'), (now() + interval '2 hours')")
