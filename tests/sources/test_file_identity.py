@@ -59,11 +59,6 @@ def once(names: str) -> dict[str, tuple[int, int]]:
 
 @BOTH_KINDS
 def test_a_file_does_not_count_again_by_another_name(inbox: Inbox, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor after it was gone, and was put back from a copy, with its times or without; new times are recorded.
-
-    The ledger is asked for some names at a time.
-    """
-    monkeypatch.setattr("tidegate.state_store.store.FILES_AT_ONCE", 3)
     pipeline = declare(inbox, kind, glob="**/*.{csv,CSV}", max_files=1)
     for name in ("a", "site/b"):
         inbox.write(f"{name}.csv", lines(name[-1]))
@@ -73,23 +68,37 @@ def test_a_file_does_not_count_again_by_another_name(inbox: Inbox, kind: str, mo
     (inbox.folder / "site").rename(inbox.folder / "moved")
     assert inbox.run(pipeline, "second") == []
     run_without_reading(inbox, pipeline, monkeypatch)
-    (inbox.folder / "hard link.csv").unlink()
-    for copy in (shutil.copy2, shutil.copyfile):
-        backup = shutil.copytree(inbox.folder, inbox.folder.parent / copy.__name__, copy_function=copy)
-        shutil.rmtree(inbox.folder)
-        inbox.write("meanwhile.csv", lines(name := copy.__name__[-1]))
-        assert len(inbox.run(pipeline, f"meanwhile {name}")) == 1
-        shutil.copytree(backup, inbox.folder, copy_function=copy, dirs_exist_ok=True)
-        (inbox.folder / "meanwhile.csv").rename(inbox.folder / f"{name}.csv")
-        assert inbox.run(pipeline, f"after a restore {name}") == []
-        run_without_reading(inbox, pipeline, monkeypatch)
-    assert inbox.counts(pipeline) == once("ab2e")
+    backup = shutil.copytree(inbox.folder, inbox.folder.parent / "backup")
+    shutil.rmtree(inbox.folder)
+    shutil.copytree(backup, inbox.folder)
+    assert inbox.run(pipeline, "after a restore") == []
+    assert inbox.counts(pipeline) == once("ab")
 
     inbox.write("d.csv", lines("d"))
     inbox.run(pipeline, "beside")
     shutil.copy2(inbox.folder / "d.csv", inbox.folder / "copy.csv")  # which has the same time
     inbox.run(pipeline, "third")
-    assert inbox.counts(pipeline) == once("ab2e") | {"d": (2, 2)}
+    assert inbox.counts(pipeline) == once("ab") | {"d": (2, 2)}
+
+
+def test_a_file_with_a_new_time_is_read_again_once(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Touched, or put back after it was gone: its time is recorded. The ledger is asked for some names at a time."""
+    monkeypatch.setattr("tidegate.state_store.store.FILES_AT_ONCE", 3)
+    pipeline = declare(inbox, max_files=100)
+    for name in "abcdefghij":
+        inbox.write(f"{name}.csv", lines(name))
+    inbox.run(pipeline, "first")
+    for file in inbox.folder.iterdir():
+        file.touch()
+    assert inbox.run(pipeline, "touched") == []
+    run_without_reading(inbox, pipeline, monkeypatch)
+    gone = inbox.folder.rename(inbox.settings.home / "gone")
+    inbox.write("k.csv", lines("k"))
+    assert inbox.run(pipeline, "meanwhile") == [2]
+    shutil.copytree(gone, inbox.folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    assert inbox.run(pipeline, "put back") == []
+    run_without_reading(inbox, pipeline, monkeypatch)
+    assert inbox.counts(pipeline) == once("abcdefghijk")
 
 
 def run_without_reading(inbox: Inbox, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

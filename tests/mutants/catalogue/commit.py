@@ -46,7 +46,7 @@ MUTANTS = (
     FILE("files-that-count-are-not-recorded", "I12", "_merge")(
         "[-counted_files.write(connection, spec, [batch.input for batch in together])  # refuses a file that has "
         "counted-]{+pass+}",
-        "tests/sources/test_file_identity.py::test_a_file_does_not_count_again_by_another_name",
+        "tests/sources/test_file_identity.py::test_a_file_with_a_new_time_is_read_again_once",
     ),
     VERDICTS("a-retired-pipeline-commits", "I23", "check_in_order")(
         "[-check_not_retired(cursor.pipeline, facts.retired)-]{+pass+}",
