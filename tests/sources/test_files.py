@@ -20,12 +20,12 @@ from tests import steps
 from tests.sources.conftest import Inbox
 from tests.sources.in_process import NO_FIT, Folder, folder, read
 from tests.sources.lake_tables import rows_of
-from tests.sources.planning import SCHEMA, batches, names, plan
+from tests.sources.planning import SCHEMA, names, plan
 from tests.store import Attempt
 from tidegate.jobs import Files
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
-from tidegate.jobs.sources.binding import emitter_of
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.column_types import parse_type
 from tidegate.jobs.sources.files.formats import parquet
 from tidegate.jobs.sources.files.formats.records import typed_values
@@ -214,8 +214,12 @@ def test_a_column_that_is_in_files_and_folders_is_never_guessed(folder: Folder, 
 def test_batches_are_cut_by_files_and_bytes(folder: Folder, most: int, size: int | None, cut: str) -> None:
     for name, length in {"1": 10, "2": 20, "3": 80, "4": 25, "5": 50}.items():
         folder.write(name, "x" * length)
-    found = batches(folder.settings, Files("inbox", format="text", max_files=most, max_bytes=size))
-    assert " ".join("".join(names(batch)) for batch in found) == cut
+    coordinator = coordinator_of(Files("inbox", format="text", max_files=most, max_bytes=size), folder.settings)
+    previous: Any = None
+    found = []
+    while previous := coordinator.initialize_transaction(len(found) + 1, previous, None):
+        found.append("".join(names(previous)))
+    assert " ".join(found) == cut
 
 
 def change_a_byte(path: Path) -> None:
