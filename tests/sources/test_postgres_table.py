@@ -225,7 +225,7 @@ def table_of(shop: Shop, postgres_type: str, declared: str, *values: Any) -> Pos
     """Make a table of ids and values, and declare its source."""
     shop.run(f"DROP TABLE IF EXISTS odd; CREATE TABLE odd (id serial, v {postgres_type})")
     for value in values:
-        shop.execute(f"INSERT INTO odd (v) VALUES (%s{'::float8' * isinstance(value, float)}::{postgres_type})", [value])
+        shop.execute(f"INSERT INTO odd (v) VALUES ((%s){'::float8' * isinstance(value, float)}::{postgres_type})", [value])
     return PostgresTable(table="odd", key="id", schema={"id": "int", "v": declared}, wait_seconds=0)
 
 
@@ -344,7 +344,7 @@ def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_sh
     waiting.execute("BEGIN; SET LOCAL lock_timeout = '100ms'")
     with pytest.raises(LockNotAvailable) as error:
         waiting.execute(wanted)
-    waiting.execute("ROLLBACK")
+    waiting.connection.cursor().execute("ROLLBACK")
     said = lock_holders.of(error.value, waiting.connection)
     assert re.search(r"prepared transaction 'it''s late' \(owner tidegate_owner, since .* UTC\)", said)
     assert "in database postgres: COMMIT PREPARED 'it''s late' or ROLLBACK PREPARED 'it''s late'" in said
