@@ -66,7 +66,7 @@ class FilesFeed(Feed):
     def __init__(self, place: Any, prefix: str = "", *, first_row: int = 0, **source: Any) -> None:
         self.place, self._prefix = place, prefix
         self.source = Files(f"{place.url}/{prefix}".rstrip("/"), format="csv", schema=SCHEMA, max_files=2, **source)
-        self._rows, self._files = first_row, 0
+        self._rows, self._files, self._manifests = first_row, 0, source.get("manifests")
 
     def _key(self, name: Any) -> str:
         return f"{self._prefix}/{name}".lstrip("/")
@@ -75,8 +75,8 @@ class FilesFeed(Feed):
         self._files += 1
         content = "name,amount\n" + "".join(f"{name},{amount}\n" for name, amount in rows)
         self.place.put(self._key(f"{self._files:03d}.csv"), content)
-        if self.source.manifests:
-            self.place.put(self._key(f"{self.source.manifests}/{self._files:03d}"), f"{self._files:03d}.csv\n")
+        if self._manifests:
+            self.place.put(self._key(f"{self._manifests}/{self._files:03d}"), f"{self._files:03d}.csv\n")
         return rows
 
     def change(self) -> None:
