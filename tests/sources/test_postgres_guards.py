@@ -342,6 +342,7 @@ def test_a_transaction_that_metadata_cannot_list_counts_as_open(shop: Shop, monk
     refused(shop, ORDERS, SourceChanged, second, "such as 1:")
 
 
+@pytest.mark.promise("I12", "limit:OPEN")
 def test_rows_are_planned_by_time_once_all_open_transactions_can_be_listed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of another database have no part in the time up to which rows are settled."""
     first = first_of(shop, DATED, "")
