@@ -23,6 +23,10 @@ MOST_RECORDS = 50  # the sum of their bits has to fit into a bigint
 STATEMENTS = 25  # few steps have more
 
 
+# A step that was taken, with its fault, if any; or two, of which the first was held before its statement of that number.
+Step = tuple[Call, Fault | None] | tuple[Call, int, Call]
+
+
 class Aim(NamedTuple):
     """A step before it is known what it is about: `at` is counted from the cursor, or back from the newest attempt."""
 
@@ -100,6 +104,7 @@ class StoreMachine(RuleBasedStateMachine):
     fired: ClassVar[Counter[str]] = Counter()
     failed_at: ClassVar[float | None] = None  # when the first history showed a disagreement
     ends_at: ClassVar[float] = float("inf")
+    found: ClassVar[tuple[World, list[Step]]]  # the last history that disagreed
 
     @initialize(
         first=st.sampled_from(FIRST_WORLDS),
@@ -110,14 +115,20 @@ class StoreMachine(RuleBasedStateMachine):
         """Begin with the plan of some batches in an empty ledger; operators will do only what is `allowed`."""
         if self.failed_at is None and time.monotonic() > self.ends_at:
             raise TimeIsUp
-        self.actors.begin(first)
-        self.world, self.history = first, [f"{first.source} source, {first.states} states"]
-        self.known: list[Handle] = []  # attempts, in the order in which they began
+        self.reset(first)
         if "copies" in allowed:
             allowed = [name for name in allowed if name != "garbage"]  # dropped partitions do not come back with a copy
         self.operations = [each for name in sorted(allowed) for each in OPERATIONS[name]]
         self.fired["histories"] += 1
         self.try_to("plan", sizes=sizes)
+
+    def reset(self, first: World) -> None:
+        """Go back to an empty ledger."""
+        self.actors.begin(first)
+        self.first = self.world = first
+        self.history = [f"{first.source} source, {first.states} states"]
+        self.known: list[Handle] = []  # attempts, in the order in which they began
+        self.done: list[Step] = []
 
     # One actor
 
@@ -230,6 +241,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def run_both(self, held: Call, statement: int, other: Call) -> None:
         """Run two steps, and go on in the world of the order that explains what they have answered and left."""
+        self.done.append((held, statement, other))
         one, two = self.actors.interleave(held, statement, other)
         self.fired["steps"] += 2
         self.history.append(f"{held}, held before its statement {statement}: {one.answer}; meanwhile {other}: {two.answer}")
@@ -259,7 +271,7 @@ class StoreMachine(RuleBasedStateMachine):
         if step in OF_BATCHES:
             subjects = {txid - world.cursor: {"txid": txid} for txid in range(1, len(world.batches) + 1)}
         elif step in OF_ATTEMPTS:
-            known = [dict(zip(("txid", "number", "history"), at, strict=True)) for at in self.known if self._may(step, at)]
+            known = [dict(zip(("txid", "number", "history"), at, strict=True)) for at in self.known if self.may(step, at)]
             subjects = dict(enumerate(reversed(known)))
         elif step in OF_RECORDS:
             records = [{name: getattr(record, name) for name in OF_RECORDS[step]} for record in world.aside]
@@ -288,7 +300,7 @@ class StoreMachine(RuleBasedStateMachine):
         }
         return uses.get(step, True)
 
-    def _may(self, step: str, at: Handle) -> bool:
+    def may(self, step: str, at: Handle) -> bool:
         """Return whether a process takes a step with its attempt; one that is gone, or of another history, can only end."""
         if step not in ("seal", "fail"):
             return at[2] == self.world.history and self._is_there(at)
@@ -298,11 +310,14 @@ class StoreMachine(RuleBasedStateMachine):
         return at[0] <= len(self.world.batches) and at[1] <= len(self.world.batches[at[0] - 1].attempts)
 
     def try_to(self, step: str, at: int = 0, fault: Fault | None = None, **more: Any) -> Did | None:
-        """Run the step that an aim means, if any; compare its answer, and all that is there afterwards, with the model's."""
+        """Run the step that an aim means, if any."""
         if (call := self.call(Aim(step, at, more))) is None:
             return None
-        if step == "prune":
-            fault = None  # it is several transactions
+        return self.run(call, None if step == "prune" else fault)  # which is several transactions
+
+    def run(self, call: Call, fault: Fault | None) -> Did:
+        """Run a step; compare its answer, and all that is there afterwards, with the model's."""
+        self.done.append((call, fault))
         after, answer = take(self.world, call.step, **call.arguments)
         did, how = self.actors.do(call, fault), ""
         if did.has_fired and fault is not None:
@@ -342,6 +357,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _disagreement(self, what: str) -> Disagreement:
         if StoreMachine.failed_at is None:
             StoreMachine.failed_at = time.monotonic()
+        StoreMachine.found = self.first, list(self.done)
         steps = "\n".join(f"{number:3} {step}" for number, step in enumerate(self.history))
         return Disagreement(f"after {len(self.history) - 1} steps:\n{steps}\n{what}")
 

@@ -14,6 +14,9 @@ from hypothesis import Verbosity
 
 from tests.model.actors import running_actors
 from tests.model.machine import Disagreement, StoreMachine, TimeIsUp, run_histories
+from tests.model.shorten import shorten
+
+SHORTENING_SECONDS = 120
 
 
 def prove(minutes: float, first_seed: int) -> int:
@@ -31,6 +34,7 @@ def prove(minutes: float, first_seed: int) -> int:
             pass
         except Disagreement as found:
             after = (StoreMachine.failed_at or 0) - began
+            found = shorten(*StoreMachine.found, SHORTENING_SECONDS) or found
             print(f"\nA history disagrees, found after {after:.0f} s with seed {number}, shrunk:\n{found}")  # noqa: T201
             code = 1
         seconds = time.monotonic() - began
