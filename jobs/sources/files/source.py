@@ -30,6 +30,7 @@ from tidegate.jobs.sources.files.stores.object_places import (
     is_url,
     libraries_of,
     place_of,
+    without_password,
 )
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
@@ -122,7 +123,7 @@ class Files(Source):
     def __post_init__(self) -> None:
         for is_wrong, what in chain(self._wrong_with_place(), self._wrong_with_format(), self._wrong_with_names()):
             if is_wrong:
-                raise ValueError(f"Files({self.folder!r}) {what}")
+                raise ValueError(f"Files({without_password(self.folder)!r}) {what}")
         try:
             PartitionColumns(self.partitions)
         except ValueError as error:
@@ -170,14 +171,14 @@ class Files(Source):
             and any(part in ("", ".", "..") for part in folder.removesuffix("/").split("/"))
         ):
             raise ValueError(
-                f"Files({self.folder!r}) cannot have its manifests in {folder!r}: write a folder below it, such as "
-                "'_manifests', or a place such as s3a://bucket/manifests."
+                f"Files({without_password(self.folder)!r}) cannot have its manifests in {folder!r}: write a folder below it, "
+                "such as '_manifests', or a place such as s3a://bucket/manifests."
             )
         for place in (self.folder, str(self.manifests_place() or self.folder)):
             try:
                 check_url(place)
             except ValueError as error:
-                raise ValueError(f"Files({place!r}): {error}.") from None
+                raise ValueError(f"Files({without_password(place)!r}): {error}.") from None
 
     def _wrong_with_format(self) -> Iterator[tuple[bool, str]]:
         """Yield mistakes in format, columns and options, each with whether it is made."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources.column_types import in_another_case
-from tidegate.jobs.sources.files.stores.object_places import check_url, is_url
+from tidegate.jobs.sources.files.stores.object_places import check_url, is_url, without_password
 from tidegate.state_store.base.errors import RangeExpired, SourceUnavailable, SourceUnreadable
 
 if TYPE_CHECKING:
@@ -229,7 +229,9 @@ class IcebergTable:
             if is_url(place):
                 check_url(place)
         except ValueError as error:
-            raise SourceUnreadable(f"{self.name} lies in {location}, which cannot be read: {error}.") from None
+            raise SourceUnreadable(
+                f"{self.name} lies in {without_password(location)}, which cannot be read: {error}."
+            ) from None
         return place
 
 

@@ -60,6 +60,11 @@ def is_url(folder: str) -> bool:
     return "://" in folder
 
 
+def without_password(place: str) -> str:
+    """Return a place as a message shows it."""
+    return re.sub(r"(?<=://)[^/@]*:[^/]*(?=@)", "***", place)
+
+
 def check_url(folder: str) -> None:
     """Check the place of a source's objects.
 
