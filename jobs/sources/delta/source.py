@@ -57,9 +57,9 @@ class Delta(DataFilesSource):
 
         Raises: ValueError.
         """
+        self.check()
         if reserved := [name for name in (*self.schema, *self.partitions) if name.lower() in CHANGE_COLUMNS]:
             raise ValueError(f"Delta({self.table!r}) cannot declare {reserved[0]}: with changes=True it is there.")
-        self.check()
         if self.starting_version is not None and self.starting_version < 0:
             raise ValueError(f"Delta({self.table!r}) cannot start with version {self.starting_version}: the first one is 0.")
         if self.skip_change_commits and self.changes:

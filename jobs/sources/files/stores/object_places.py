@@ -62,7 +62,7 @@ def is_url(folder: str) -> bool:
 
 def without_password(place: str) -> str:
     """Return a place as a message shows it."""
-    return re.sub(r"(?<=://)[^/@]*:[^/]*(?=@)", "***", place)
+    return re.sub(r"(?<=://)[^/@]*:.*(?=@)", "***", place)  # a password may have a / in it
 
 
 def check_url(folder: str) -> None:
@@ -75,8 +75,8 @@ def check_url(folder: str) -> None:
         raise ValueError(
             f"{parts.scheme}:// is not read: use one of {', '.join(f'{each}://' for each in buckets.SCHEMES)}, or a folder"
         )
-    if parts.password or (parts.username and not parts.scheme.startswith("abfs")):
-        raise ValueError("a URL must not have a password in it: the ledger shows it. Credentials come from the environment")
+    if ":" in parts.netloc or (parts.username and not parts.scheme.startswith("abfs")):
+        raise ValueError("a URL must not have a password or port in it: the ledger shows it. Both come from the environment")
     if not parts.netloc or parts.query or parts.fragment or "//" in parts.path or parts.path.startswith("/."):
         raise ValueError("a place is written s3a://bucket/prefix, without ?, # and //")
     if match := re.search(r"[*\[\]{}]", folder):
