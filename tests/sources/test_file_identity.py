@@ -231,6 +231,19 @@ def test_a_redo_reads_the_files_of_its_batch_again(inbox: Inbox, done: str | Non
     assert inbox.counts(pipeline) == once("abcd")
 
 
+def test_a_redo_that_dies_before_its_ack_owes_it(inbox: Inbox) -> None:
+    """The next run moves the files that the redo took: one that grew in the folder would count twice."""
+    pipeline = declare(inbox, done_folder="done", max_files=10)
+    inbox.write("1.csv", lines("a"))
+    inbox.run(pipeline, "first")
+    new = inbox.write("2.csv", lines("b"))
+    redo_and_die(inbox, pipeline)
+    assert new.exists()
+    assert inbox.run(pipeline, "second") == []
+    assert not new.exists(), "its ack was overdue"
+    assert inbox.counts(pipeline) == once("ab")
+
+
 def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The redo's process died, so its ack is due: a file that it took, and that grew in the folder, would count twice."""
     pipeline = declare(inbox, done_folder="done", max_files=10)

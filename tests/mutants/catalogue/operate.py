@@ -44,7 +44,7 @@ MUTANTS = (
     ),
     ACTIONS("a-redo-owes-no-ack", "I13", "redo")(
         "[-batches.owe_ack(connection, spec.name, txid, awaits_ack=request.awaits_ack)-]{+pass+}",
-        f"{IDENTITY}::test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo",
+        f"{IDENTITY}::test_a_redo_that_dies_before_its_ack_owes_it",
     ),
     ACTIONS("a-redo-is-not-in-the-record-of-actions", "verb:redo", "redo")(
         '[-write_action(connection, spec.name, txid, "redo", request.owner, f"{request.reason}{without}")-]{+pass+}',
