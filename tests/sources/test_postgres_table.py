@@ -126,8 +126,9 @@ TRIGGER = """
 THROUGH_A_VARIABLE = TRIGGER.replace("BEGIN", "DECLARE t timestamptz(0) := now(); day date; BEGIN day := now()::date;").replace(
     "date_trunc('second', now())", "t"
 )
-INTO = TRIGGER.replace(
-    "NEW.written := date_trunc('second', now())", "SELECT date_trunc('second', now()) INTO STRICT NEW.written"
+INTO = "CREATE TABLE audit (id bigint, at timestamptz, day date);" + TRIGGER.replace(
+    "NEW.written := date_trunc('second', now())",
+    "SELECT date_trunc('second', now()) INTO STRICT NEW.written; INSERT INTO audit SELECT NEW.id, NEW.written, current_date",
 )
 FUNCTION = """
     CREATE FUNCTION seconds() RETURNS timestamptz LANGUAGE sql RETURN date_trunc('second', now());

@@ -1,8 +1,8 @@
 """The step to which the time is rounded by which a table is read, so that a row may lie before its transaction's start.
 
 A plan waits for longer than the step. What would let it wait for longer than a day, or rounds in a way that is not known here,
-is refused. Looked at are the column's type, its default or formula, the expression of a query or view, and triggers that
-assign the column.
+is refused. Looked at are the column's type, its default or formula, the expression of a query or view, triggers that assign
+the column, and the functions that these call.
 """
 
 import re
@@ -25,13 +25,13 @@ _TYPE_MODIFIER = """
 _DEFAULTS = """
     SELECT coalesce(pg_get_expr(adbin, adrelid), typdefault) FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
     LEFT JOIN pg_attrdef ON attrelid = adrelid AND attnum = adnum
-    WHERE attrelid = ANY(%s) AND attname = %s AND coalesce(pg_get_expr(adbin, adrelid), typdefault) IS NOT NULL
+    WHERE attrelid = ANY(%s) AND attname = %s
 """
 _TRIGGERS = "SELECT prosrc FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid WHERE tgrelid = ANY(%s) AND tgenabled <> 'D'"
-# Statements of a function that give a name its value: by := or =, with a declaration, or by INTO.
+# Statements of a function that give a name its value: by := or =, with a declaration, or by INTO, but not INSERT INTO.
 _ASSIGNED = (
     r"(?<![\w.])(?:{name})(?:\s+(?:constant\s+)?(?:timestamp|date|text|bigint|int)[\w\s()]*?)?\s*(?::?=|\bdefault\b)[^;]*"
-    r"|[^;]*\binto\s+(?:strict\s+)?(?:[^;]*[\s,])?(?:{name})(?![\w.])[^;]*"
+    r"|[^;]*(?<!insert\s)\binto\s+(?:strict\s+)?(?:[\w.\"]+\s*,\s*)*(?:{name})(?![\w.])[^;]*"
 )
 _VARIABLE = re.compile(r"(?<![\w.])[a-z_]\w*(?![\w.(])")
 # How an expression rounds or moves a time: as Postgres shows it, or as it is written in a function. A time without a zone, or a
@@ -77,7 +77,7 @@ def step_seconds(cursor: Any, query: TableQuery, key: ResultColumn, tables: list
 def _written(cursor: Any, column: str, tables: list[int]) -> list[str]:
     """Return what gives a value to a column of this name, with the text of the functions that are called there."""
     cursor.execute(_DEFAULTS, [tables, column])
-    texts = [text for (text,) in cursor.fetchall()]
+    texts = [text for (text,) in cursor.fetchall() if text]
     cursor.execute(_TRIGGERS, [tables])
     for (source,) in cursor.fetchall():
         texts += _assigned(source, rf'new\."?{re.escape(column)}"?')
