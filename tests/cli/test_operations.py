@@ -136,7 +136,7 @@ def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: Comman
 def test_a_run_that_was_marked_as_done_is_no_success(
     tidegate: CommandLine, store: StateStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A person has told Airflow that a run is a success, whose plan has opened two batches."""
+    """A person has marked a run in Airflow as a success, whose plan has opened two batches."""
 
     def trigger(*_: object) -> str:
         assert store.open_batches(SPEC, "run", [], None, [encode_metadata({"files": []})] * 2)

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 from tests import steps
 from tests.acceptance.conftest import SALES, clean_state, stored_state, write_sales
 from tests.conftest import register_pipelines
-from tests.integration.conftest import TALLY, Tally, until
+from tests.integration.conftest import ROW, TALLY, Tally, until
 from tests.postgres_versions import VERSIONS, AnyPostgres, binaries, running
 from tests.statements import execute
 from tests.store import Tracked
@@ -41,7 +41,6 @@ from tidegate.state_store.base.errors import (
     StoreUnavailable,
 )
 
-ROW = [("a", 1, 1, 1, 1)]
 PASSWORD = "of an administrator"
 STANDBY_HOST = "127.0.0.2"
 
@@ -65,10 +64,7 @@ def commit_next(settings: Settings, number: int = 1) -> int:
     """Commit planned batches, or new ones, each with one sale in shop a; return the last txid."""
     with StateStore.connect(settings) as store:
         tally = Tally(store)
-        txids = store.uncommitted("tally", number)
-        if number > len(txids):
-            txids += tally.plan(number - len(txids), run_id=f"run {time.monotonic_ns()}")
-        for txid in txids:
+        for txid in (txids := tally.upcoming(number)):
             tally.process(txid, ROW, mode="restage")  # an earlier try may have sealed it
             tally.commit(txid)
     return txids[-1]

@@ -49,6 +49,13 @@ class Tally:
         assert txids is not None
         return txids
 
+    def upcoming(self, number: int) -> list[int]:
+        """Return so many txids that have not committed; new ones are planned where there are fewer."""
+        txids = self.store.uncommitted(self.spec.name, number)
+        if number > len(txids):
+            txids += self.plan(number - len(txids), run_id=f"run {time.monotonic_ns()}")
+        return txids
+
     def having(self, planned: int, processed: int = 0, committed: int = 0, **rows: Iterable[Row]) -> "Tally":
         """Plan batches, process the first of them, all with the same rows, and commit the first of those."""
         self.plan(planned)

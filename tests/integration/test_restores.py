@@ -5,7 +5,6 @@ import json
 import shutil
 import stat
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -53,10 +52,7 @@ def commit_next(settings: Settings, number: int = 1) -> int:
     """Commit planned batches, or new ones, as separate processes would; return the last txid."""
     with StateStore.connect(settings) as store:
         tally = Tally(store)
-        txids = store.uncommitted("tally", number)
-        if number > len(txids):
-            txids += tally.plan(number - len(txids), run_id=f"run {time.monotonic_ns()}")
-        for txid in txids:
+        for txid in (txids := tally.upcoming(number)):
             assert not tally.complete(txid, ROW).already_committed
     return txids[-1]
 

@@ -163,7 +163,7 @@ def canonical(scene: Scene) -> Scene:
             is_newest = number == len(batch.attempts) and (txid >= world.cursor or txid in worked_at)
             if number == committed or (is_newest and txid >= world.cursor):
                 is_silent, damage = own.is_silent and own.phase == "open", "" if number == committed else own.damage
-                kept.append(own._replace(is_silent=is_silent, damage=damage))  # nobody asks for the rest once it has ended
+                kept.append(own._replace(is_silent=is_silent, damage=damage))  # no step asks for the rest once it has ended
             elif is_newest or (txid, number) in scene.actors:
                 kept.append(core.Attempt(batch.input, batch.continues, 1, own.phase, own.is_staged))
             else:

@@ -33,7 +33,7 @@ def file_of(format: str, row: dict[str, Any], *more: dict[str, Any]) -> bytes:
     return "".join(f"{json.dumps(each)}\n" for each in (row, *more)).encode()
 
 
-def told(inbox: Inbox, pipeline: Pipeline) -> list[tuple[str, int]]:
+def noted(inbox: Inbox, pipeline: Pipeline) -> list[tuple[str, int]]:
     """Return the new columns that the ledger tells of, the same ones in all places."""
     with StateStore.connect(inbox.settings) as store:
         (lag,) = store.lag([pipeline.name])
@@ -53,12 +53,12 @@ def test_a_new_column_is_told_with_its_first_txid_until_it_is_ignored(inbox: Inb
     for number, row in enumerate([{**ROW, "city": "x"}, ROW, NEW, {**NEW, "city": "y"}], start=1):
         inbox.write(f"{number}.{format}", file_of(format, row))
     inbox.run(pipeline, "first")
-    assert told(inbox, pipeline) == [("discount", 3)]
+    assert noted(inbox, pipeline) == [("discount", 3)]
     ignoring = inbox.declare(replace(source, ignored_columns=["discount"]))
-    assert told(inbox, ignoring) == []
+    assert noted(inbox, ignoring) == []
     inbox.write(f"9.{format}", file_of(format, NEW))
     inbox.run(ignoring, "second")
-    assert told(inbox, ignoring) == []
+    assert noted(inbox, ignoring) == []
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -107,7 +107,7 @@ def test_keys_without_number_do_not_fill_the_ledger(inbox: Inbox) -> None:
     for number, new in enumerate([{}, odd | {f"user {n}": n for n in range(300)}, {f"user {n}": n for n in range(1000, 1300)}]):
         inbox.write(f"{number}.json", file_of("json", ROW | new))
     inbox.run(pipeline, "first")
-    columns = [column for column, _ in told(inbox, pipeline)]
+    columns = [column for column, _ in noted(inbox, pipeline)]
     assert len(columns) == 100
     assert {"\\0", " \\ud800"} <= set(columns)
 
@@ -131,4 +131,4 @@ def test_spark_reads_and_the_ledger_tells(inbox: Inbox) -> None:
     for number, row in enumerate([ROW, NEW], start=1):
         inbox.write(f"{number}.parquet", file_of("parquet", row))
     inbox.run(pipeline, "first")
-    assert told(inbox, pipeline) == [("discount", 2)]
+    assert noted(inbox, pipeline) == [("discount", 2)]

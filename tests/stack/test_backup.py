@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import check_schema
 from tests.conftest import register_pipelines
-from tests.integration.conftest import TALLY, Tally
+from tests.integration.conftest import ROW, TALLY, Tally
 from tests.stack.conftest import Stack
 from tests.statements import execute
 from tidegate.stack import backup as backups
@@ -19,7 +19,6 @@ from tidegate.stack.layout import Layout
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import HoleDetected, SchemaOutOfDate
 
-ROW = [("a", 1, 1, 1, 1)]
 CRAFTED = """
     CREATE TABLE said (line text);
     CREATE FUNCTION act() RETURNS int LANGUAGE plpgsql AS
@@ -35,8 +34,7 @@ def administrator(stack: Stack, database: str = "postgres") -> dict[str, Any]:
 def commit(tally: Tally, *txids: int) -> None:
     assert tally.plan(len(txids), run_id=f"run {txids}") == list(txids)
     for txid in txids:
-        tally.process(txid, ROW)
-        tally.commit(txid)
+        tally.complete(txid, ROW)
 
 
 @pytest.mark.promise("verb:backup", "verb:restore", "json:backup", "json:restore")
