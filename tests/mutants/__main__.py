@@ -62,7 +62,7 @@ class Runner:
         before = (self._copy.folder / mutant.file).read_text()
         self._copy.write(mutant.file, planted)
         try:
-            run = self.run(["-x"], mutant.noticed_by, self._seconds)
+            run = self.run(["-x"], mutant.tests, self._seconds)
         finally:
             self._copy.write(mutant.file, before)
         for test, why in run.failures.items():
@@ -108,7 +108,7 @@ class Runner:
 
 def needs_more_than_postgres(mutant: Mutant) -> bool:
     """Return whether a test of a fault starts a stack of its own."""
-    return not all(test.startswith(OF_POSTGRES) for test in mutant.noticed_by)
+    return not all(test.startswith(OF_POSTGRES) for test in mutant.tests)
 
 
 @contextmanager

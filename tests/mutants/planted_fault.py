@@ -4,8 +4,10 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+
+from tests.checkout import REPOSITORY
 
 # Tests that read the code or the documents, and not what the code does: a fault that they notice has not been noticed.
 NOT_OF_BEHAVIOUR = (
@@ -29,7 +31,8 @@ class Mutant:
     """One fault.
 
     `breaks` is the id of a promise (tests/promises.py). `function` is a function, `Class.method` or MODULE; in SQL, the
-    beginning of a statement. `old`, which stands in it exactly once, becomes `new`. `noticed_by` are tests, the cheapest first.
+    beginning of a statement. `old`, which stands in it exactly once, becomes `new`. `noticed_by` are functions or files of
+    tests, the cheapest first.
     """
 
     name: str
@@ -39,6 +42,11 @@ class Mutant:
     old: str
     new: str
     noticed_by: tuple[str, ...]
+
+    @property
+    def tests(self) -> list[str]:
+        """What pytest calls the tests that may notice the fault."""
+        return [place for test in self.noticed_by for place in ([test] if "/" in test else places_of_tests()[test])]
 
     def planted_in(self, root: Path) -> str:
         """Return the text of the file in a checkout with the fault in it.
@@ -71,6 +79,17 @@ def in_file(file: str) -> Callable[[str, str, str], Callable[..., Mutant]]:
         return changed
 
     return named
+
+
+@cache
+def places_of_tests() -> dict[str, list[str]]:
+    """Return what pytest calls the tests of each name; those that only make soak runs are left out."""
+    places: dict[str, list[str]] = {}
+    for file in sorted(REPOSITORY.glob("tests/*/test_*.py")):
+        for mark, name in re.findall(r"^(.*)\n(?:async )?def (test_\w+)\(", file.read_text(), re.MULTILINE):
+            if mark != "@pytest.mark.soak":
+                places.setdefault(name, []).append(f"{file.relative_to(REPOSITORY)}::{name}")
+    return places
 
 
 def _python_function(text: str, name: str) -> tuple[int, int]:

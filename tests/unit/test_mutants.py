@@ -1,15 +1,13 @@
 """Each planted fault still applies, breaks a promise that is made, and is looked for by tests that exist and test behaviour."""
 
-import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 from tests import promises
 from tests.checkout import REPOSITORY
 from tests.mutants.catalogue import PROTOCOL, ROOMS
-from tests.mutants.planted_fault import NOT_OF_BEHAVIOUR, DoesNotApply
+from tests.mutants.planted_fault import NOT_OF_BEHAVIOUR, DoesNotApply, places_of_tests
 
 ALL = [mutant for of_room in ROOMS.values() for mutant in of_room]
 
@@ -41,17 +39,7 @@ def test_each_applies(tmp_path: Path) -> None:
 
 def test_each_is_looked_for_by_tests_of_behaviour() -> None:
     for mutant in ALL:
-        files = [test.partition("::")[0] for test in mutant.noticed_by]
-        assert 0 < len(mutant.noticed_by) == len(set(mutant.noticed_by)), mutant.name
-        assert not set(NOT_OF_BEHAVIOUR) & {*files, *mutant.noticed_by}, mutant.name
-        assert [test for test in mutant.noticed_by if not _runs(test)] == [], mutant.name
-
-
-@cache
-def _runs(test: str) -> bool:
-    """Return whether a test exists; one that only make soak runs is as good as none."""
-    file, _, function = test.partition("::")
-    if not (REPOSITORY / file).is_file():
-        return False
-    found = re.search(rf"^(.*)\n(?:async )?def {function}\(", (REPOSITORY / file).read_text(), re.MULTILINE)
-    return not function or (found is not None and found[1] != "@pytest.mark.soak")
+        assert all("/" in test or len(places_of_tests().get(test, [])) == 1 for test in mutant.noticed_by), mutant.name
+        assert 0 < len(mutant.tests) == len(set(mutant.tests)), mutant.name
+        assert {test.partition("::")[0] for test in mutant.tests} & set(NOT_OF_BEHAVIOUR) == set(), mutant.name
+        assert all((REPOSITORY / test.partition("::")[0]).is_file() for test in mutant.tests), mutant.name

@@ -10,84 +10,82 @@ PIPELINE = in_file("jobs/pipeline.py")
 AIRFLOW_REPORT = in_file("tidegate/explain/airflow_report.py")
 SUPERVISOR = in_file("tidegate/stack/supervisor.py")
 
-OF_TURNS = "tests/unit/test_verdicts.py::test_turns_open_in_order_and_wait_only_for_batches_that_come"
-OF_TRIGGER, OF_DAG = "tests/dags/test_turn_trigger.py", "tests/dags/test_batch_dag.py"
 
 MUTANTS = (
     TRIGGER("a-halted-batch-ends-no-wait", "I20", "_opened")(
-        "if turn.opens or [-turn.halted or -](", f"{OF_TRIGGER}::test_a_halted_batch_ends_all_later_waits_with_its_reason"
+        "if turn.opens or [-turn.halted or -](", "test_a_halted_batch_ends_all_later_waits_with_its_reason"
     ),
     TRIGGER("a-wait-for-the-window-does-not-end", "I20", "_opened")(
-        '(place.awaited == "begin" and turn.[-begins-]{+done+})',
-        f"{OF_TRIGGER}::test_a_wait_for_the_window_ends_when_there_is_room_or_a_halt",
+        '(place.awaited == "begin" and turn.[-begins-]{+done+})', "test_a_wait_for_the_window_ends_when_there_is_room_or_a_halt"
     ),
     TRIGGER("a-task-that-has-just-failed-ends-waits-at-once", "limit:POLL_SECONDS", "TurnPoller._failed_twice")(
         "failed, self._seen_failed = seen[- & self._seen_failed-], seen",
-        f"{OF_TRIGGER}::test_a_task_that_has_just_failed_may_still_report_to_the_ledger",
+        "test_a_task_that_has_just_failed_may_still_report_to_the_ledger",
     ),
     TRIGGER("a-batch-that-was-given-up-ends-later-waits", "I20", "TurnPoller._failed_twice")(
         "([-batch.is_next-]{+not batch.is_committed+} or not batch.is_over)",
-        f"{OF_TRIGGER}::test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit",
+        "test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit",
     ),
     TRIGGER("a-commit-ends-before-a-cleared-task-has-lifted-its-halt", "I20", "TurnPoller._without_tried_again")(
-        "if goes_on [-or not is_due-]{+and not is_due+}:",
-        f"{OF_TRIGGER}::test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared",
+        "if goes_on [-or not is_due-]{+and not is_due+}:", "test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared"
     ),
     TRIGGER("waits-end-with-postgres", "fault:one-postgres-backend-or-server-dies:processing", "TurnPoller._poll")(
-        "except ([-TidegateError, -]AirflowRuntimeError{+,+}) as", f"{OF_TRIGGER}::test_waits_outlive_an_unreachable_postgres"
+        "except ([-TidegateError, -]AirflowRuntimeError{+,+}) as", "test_waits_outlive_an_unreachable_postgres"
     ),
     TRIGGER("a-run-of-another-database-waits-for-ever", "I20", "TurnPoller._answers")(
         "over = {place: UNKNOWN for place in places if place not in {+places or place in +}waiting}",
-        f"{OF_TRIGGER}::test_a_run_that_another_database_does_not_know_ends_its_waits",
+        "test_a_run_that_another_database_does_not_know_ends_its_waits",
     ),
     TRIGGER("a-cleared-task-ends-without-a-worker", "name:batch_dag", "TurnTrigger.run")(
-        "ti.try_number > [-1-]{+9+}:", f"{OF_TRIGGER}::test_a_process_task_that_was_cleared_goes_to_a_worker_at_once"
+        "ti.try_number > [-1-]{+9+}:", "test_a_process_task_that_was_cleared_goes_to_a_worker_at_once"
     ),
     TASKS("a-wait-that-ended-in-vain-does-not-ask-the-ledger-again", "I20", "_still_halted")(
         "return [-store.committed(pipeline) < waits_for-]{+True+}",
-        f"{OF_DAG}::test_a_wait_that_ended_in_vain_asks_the_ledger_again_before_it_fails",
+        "test_a_wait_that_ended_in_vain_asks_the_ledger_again_before_it_fails",
     ),
     TASKS("a-misspelt-run-parameter-takes-everything", "name:batch_dag", "_check_parameters")(
-        "if [-is_like_ours-]{+False+}:",
-        f"{OF_DAG}::test_a_misspelt_run_parameter_is_refused_as_the_run_would_take_everything",
+        "if [-is_like_ours-]{+False+}:", "test_a_misspelt_run_parameter_is_refused_as_the_run_would_take_everything"
     ),
     TRIGGER("a-commit-that-goes-on-is-taken-for-one-that-is-tried-no-more", "I20", "failed_tasks")(
         "or (state in OVER[- and committing.get(map_index) in OVER-])",
-        f"{OF_TRIGGER}::test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits",
+        "test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits",
     ),
     TASKS("a-chain-of-runs-goes-on-past-a-batch-that-is-left-over", "I20", "_check_run_before")(
         "if txid [-> store.committed(pipeline)-]{+< 0+}",
-        f"{OF_DAG}::test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source",
+        "test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source",
     ),
     TRIGGER("a-batch-that-nobody-processes-waits-for-ever", "limit:SECONDS_UNTIL_ABANDONED", "TurnPoller._abandoned")(
         "if now - since >= [-SECONDS_UNTIL_ABANDONED-]{+10**9+}",
-        f"{OF_TRIGGER}::test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task",
+        "test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task",
     ),
     TURNS("a-turn-opens-one-txid-too-early", "I3", "TurnFacts.is_next")(
-        "self.txid [-== self.committed + 1-]{+<= self.committed + 2+}", OF_TURNS
+        "self.txid [-== self.committed + 1-]{+<= self.committed + 2+}",
+        "test_turns_open_in_order_and_wait_only_for_batches_that_come",
     ),
     TURNS("a-halted-batch-halts-the-ones-before-it", "I20", "turn")(
         "and facts.halted_txid [-<= facts.txid-]{+> 0+}:",
-        OF_TURNS,
-        f"{OF_TRIGGER}::test_a_halted_batch_ends_all_later_waits_with_its_reason",
+        "test_turns_open_in_order_and_wait_only_for_batches_that_come",
+        "test_a_halted_batch_ends_all_later_waits_with_its_reason",
     ),
     TURNS("tasks-that-wait-do-not-learn-of-a-retirement", "I23", "turn")(
         "if facts.retired_at is not None and [-not -]facts.is_committed:",
-        OF_TURNS,
-        "tests/integration/test_registration.py::test_no_step_of_a_retired_pipeline_goes_on",
+        "test_turns_open_in_order_and_wait_only_for_batches_that_come",
+        "test_no_step_of_a_retired_pipeline_goes_on",
     ),
     TURNS("a-clock-that-was-set-back-keeps-a-batch-waiting", "I20", "_may_commit")(
-        "not [-0 <= -]facts.newest.sealed_seconds < patience", OF_TURNS
+        "not [-0 <= -]facts.newest.sealed_seconds < patience", "test_turns_open_in_order_and_wait_only_for_batches_that_come"
     ),
     TURNS("a-batch-waits-for-others-outside-the-window", "I20", "_may_commit")(
-        "unended is not None[- and has_room(unended, facts.committed, facts.window)-]", OF_TURNS
+        "unended is not None[- and has_room(unended, facts.committed, facts.window)-]",
+        "test_turns_open_in_order_and_wait_only_for_batches_that_come",
     ),
     TURNS("a-batch-waits-for-others-that-a-pause-holds", "I20", "_may_commit")(
-        "is_coming[- and not is_held(facts.unended_attempt, facts.paused_at)-]", OF_TURNS
+        "is_coming[- and not is_held(facts.unended_attempt, facts.paused_at)-]",
+        "test_turns_open_in_order_and_wait_only_for_batches_that_come",
     ),
     TURNS("a-batch-sealed-under-another-declaration-gets-no-worker", "I16", "TurnFacts.is_over")(
         "self.newest.[-is_sealed_by(self.fingerprint)-]{+sealed_at is not None+}",
-        OF_TURNS,
+        "test_turns_open_in_order_and_wait_only_for_batches_that_come",
     ),
     DISPATCH(
         "more-tasks-get-workers-than-the-run-may-have",
@@ -95,38 +93,35 @@ MUTANTS = (
         "Dispatcher._sent_to_workers",
     )(
         "max(left[0].concurrency[- - len(busy)-], 0)",
-        f"{OF_TRIGGER}::test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without",
+        "test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without",
     ),
     DISPATCH("a-task-that-is-over-keeps-its-place", "I20", "Dispatcher._sent_to_workers")(
-        'if state [-in WITH_WORKER-]{+!= "deferred"+}}',
-        f"{OF_TRIGGER}::test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits",
+        'if state [-in WITH_WORKER-]{+!= "deferred"+}}', "test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits"
     ),
     DISPATCH("a-halt-ends-no-wait-for-a-worker", "I20", "Dispatcher.answers")(
         "batch is None[- or (turn.halted and not turn.begins)-]:",
-        f"{OF_TRIGGER}::test_a_wait_for_the_window_ends_when_there_is_room_or_a_halt",
+        "test_a_wait_for_the_window_ends_when_there_is_room_or_a_halt",
     ),
     DISPATCH(
         "a-task-on-its-way-is-not-counted", "performance:so-do-process-tasks-except-first-ones", "Dispatcher._sent_to_workers"
     )(
         "if state in WITH_WORKER}[- | sent.keys()-]",
-        f"{OF_TRIGGER}::test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without",
+        "test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without",
     ),
     PIPELINE("a-step-is-tried-once-more-than-its-pipeline-says", "limit:Pipeline.tries", "Retry.pause_after")(
-        "if failures >[-=-] self.tries:", f"{OF_DAG}::test_a_task_is_tried_as_often_as_its_pipeline_says"
+        "if failures >[-=-] self.tries:", "test_a_task_is_tried_as_often_as_its_pipeline_says"
     ),
     TASKS("a-cleared-task-keeps-what-was-sealed", "name:batch_dag", "tries_since_clearing")(
-        "return try_number - (max_tries - retries){+ - 1+}", f"{OF_DAG}::test_a_cleared_task_processes_its_batch_again"
+        "return try_number - (max_tries - retries){+ - 1+}", "test_a_cleared_task_processes_its_batch_again"
     ),
     AIRFLOW_REPORT("a-paused-dag-is-said-to-go-on", "verb:why", "causes_of")(
-        "if facts.paused_page is not None{+ and facts.run is None+}:",
-        "tests/unit/test_airflow_report.py::test_no_run_of_a_paused_dag_is_said_to_go_on",
+        "if facts.paused_page is not None{+ and facts.run is None+}:", "test_no_run_of_a_paused_dag_is_said_to_go_on"
     ),
     SUPERVISOR("a-part-of-airflow-that-hangs-is-left", "verb:up", "Supervised.note_silence")(
-        "[-self.process.kill()-]{+pass+}",
-        "tests/stack/test_stack.py::test_a_component_that_lives_without_a_heartbeat_is_started_again",
+        "[-self.process.kill()-]{+pass+}", "test_a_component_that_lives_without_a_heartbeat_is_started_again"
     ),
     SUPERVISOR("a-new-process-has-the-silence-of-its-predecessor", "verb:up", "Supervised.keep_alive")(
         "self._started[-, self._silent_since = now, None-]{+ = now+}",
-        "tests/stack/test_stack.py::test_a_component_that_lives_without_a_heartbeat_is_started_again",
+        "test_a_component_that_lives_without_a_heartbeat_is_started_again",
     ),
 )

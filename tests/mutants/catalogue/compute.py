@@ -12,46 +12,40 @@ ANSWERS = in_file("jobs/compute/transform/state_query_answers.py")
 HISTORY_VIEW = in_file("state_store/states/history_state_view.py")
 PIPELINE_SPEC = in_file("state_store/declarations/pipeline_spec.py")
 
-MENDING, QUERIES = "tests/jobs/test_mending.py", "tests/jobs/test_state_queries.py"
-WAITED = f"{MENDING}::test_a_record_that_waited_has_lost_nothing"
 
 MUTANTS = (
     AGGREGATES("a-combiner-of-another-version-means-the-same", "I16", "Part.value_column")(
-        'computed = f"{author!r}[- version {author.version}-]"',
-        "tests/jobs/test_combiners.py::test_another_meaning_of_a_combiner_is_another_declaration",
+        'computed = f"{author!r}[- version {author.version}-]"', "test_another_meaning_of_a_combiner_is_another_declaration"
     ),
     STATES("of-two-rows-of-a-version-the-first-counts", "I16", "History.parts")(
-        '.items()}, "[-last-]{+first+}"',
-        "tests/jobs/test_aggregates.py::test_any_split_and_order_of_the_rows_gives_the_value_of_one_pass",
+        '.items()}, "[-last-]{+first+}"', "test_any_split_and_order_of_the_rows_gives_the_value_of_one_pass"
     ),
     HISTORY_VIEW("a-version-ends-at-that-of-another-key", "I1", "_Neighbours.nearest")(
-        "first.where(*way[-, *compared-])", "tests/conformance/test_states.py::test_null_in_a_key_is_a_key_as_any_other"
+        "first.where(*way[-, *compared-])", "test_null_in_a_key_is_a_key_as_any_other"
     ),
     WINDOW_PIECES("windows-begin-without-their-offset", "I22", "_start")(
-        "F.pmod(ticks[- - F.lit(window.offset)-],", "tests/jobs/test_windows.py::test_windows_are_those_of_plain_python"
+        "F.pmod(ticks[- - F.lit(window.offset)-],", "test_windows_are_those_of_plain_python"
     ),
     DECLARED_COLUMNS("an-id-in-capitals-is-another-key", "I16", "column_of")(
         "declared, column, [-F.lower(column)-]{+column+}, F.lower(",
-        "tests/jobs/test_refused_rows.py::test_floats_are_kept_as_their_shortest_decimals_and_ids_in_small_letters",
+        "test_floats_are_kept_as_their_shortest_decimals_and_ids_in_small_letters",
     ),
     BAD_RECORDS("a-record-that-waits-loses-digits-of-a-second", "decision:0012", MODULE)(
-        '"timestampFormat": "yyyy-MM-dd\'T\'HH:mm:ss.SSS[-SSS-]XXX"', WAITED
+        '"timestampFormat": "yyyy-MM-dd\'T\'HH:mm:ss.SSS[-SSS-]XXX"', "test_a_record_that_waited_has_lost_nothing"
     ),
     BAD_RECORDS("a-column-that-was-renamed-becomes-null", "decision:0012", "_rows_kept_by_columns")(
-        "(F.size(more) > [-0-]{+1000+})", WAITED
+        "(F.size(more) > [-0-]{+1000+})", "test_a_record_that_waited_has_lost_nothing"
     ),
     PURITY("sql-may-draw-random-numbers", "I11", "_impure_in_sql")(
-        "if (name in _FUNCTIONS and ([-brackets or -](",
-        "tests/jobs/test_process.py::test_a_transform_whose_result_varies_is_refused",
+        "if (name in _FUNCTIONS and ([-brackets or -](", "test_a_transform_whose_result_varies_is_refused"
     ),
     ANSWERS("what-the-state-has-is-taken-for-new", "I21", "StateAnswers.look_up")(
-        'is_there if how == "inner" else [-~-]is_there', f"{QUERIES}::test_what_has_counted_is_left_out"
+        'is_there if how == "inner" else [-~-]is_there', "test_what_has_counted_is_left_out"
     ),
     ANSWERS("the-last-day-of-all-is-no-key", "I21", "_can_be_stored")(
-        "pc.less[-_equal-](ticks, last)", f"{QUERIES}::test_keys_and_values_of_every_type_come_back_as_they_are"
+        "pc.less[-_equal-](ticks, last)", "test_keys_and_values_of_every_type_come_back_as_they_are"
     ),
     PIPELINE_SPEC("updates-see-the-states-of-later-batches", "I3", "StateSpec.why_alone")(
-        "if self.updates{+ and not self+}:",
-        "tests/conformance/test_updates.py::test_an_update_runs_once_per_txid_before_or_after_the_states",
+        "if self.updates{+ and not self+}:", "test_an_update_runs_once_per_txid_before_or_after_the_states"
     ),
 )

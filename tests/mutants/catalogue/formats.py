@@ -12,72 +12,70 @@ PARQUET_TASKS = in_file("jobs/sources/files/formats/parquet_files/parquet_tasks.
 INTERNALS = in_file("jobs/spark/library_internals.py")
 SPARK_ERRORS = in_file("jobs/spark/spark_errors.py")
 
-TESTS = "tests/sources/test_files.py"
-PATHS = "tests/fuzz/test_csv_paths.py"
-FUZZ = "tests/fuzz/test_fuzz.py::test_parsers_read_inputs_as_an_independent_reader_does"
 
 MUTANTS = (
     PARQUET_COLUMNS("a-parquet-row-that-no-memory-holds-is-read", "limit:MAX_RECORD_BYTES", "_size")(
         "if [-sum(sizes.values()) > _TIMES * MAX_RECORD_BYTES * max(1, group.num_rows)-]{+not place+}:",
-        "tests/sources/test_files.py::"
         "test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces",
     ),
     PARQUET_TASKS("a-year-that-others-cannot-read-is-read", "name:Files", "_check_bounds")(
-        "if {+False and +}bounds",
-        "tests/fuzz/test_parquet.py::test_our_tasks_read_drawn_parquet_files_as_they_are_or_refuse_them",
+        "if {+False and +}bounds", "test_our_tasks_read_drawn_parquet_files_as_they_are_or_refuse_them"
     ),
     SPARK_ERRORS("a-batch-without-memory-is-tried-as-often-as-any", "error:SPARK_FAILED", "_meaning_of_memory")(
         "SparkFailed[- if attempt == 1 else PermanentError-]",
-        "tests/jobs/test_failures.py::test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_once_more",
+        "test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_once_more",
     ),
     INTERNALS("a-transform-changes-how-other-batches-cast", "I11", "settings_kept")(
-        "for key in keys if key [-in-]{+==+} pinned", "tests/jobs/test_failures.py::test_only_errors_about_values_are_content"
+        "for key in keys if key [-in-]{+==+} pinned", "test_only_errors_about_values_are_content"
     ),
     SPARK_ERRORS("a-broadcast-without-memory-is-tried-as-often-as-any", "error:SPARK_FAILED", "(module)")(
-        "|[-[Nn]ot?-]{+not+} enough memory (to|for) [a-z ]+",
-        "tests/jobs/test_failures.py::test_what_spark_says_when_it_is_out_of_memory_is_known",
+        "|[-[Nn]ot?-]{+not+} enough memory (to|for) [a-z ]+", "test_what_spark_says_when_it_is_out_of_memory_is_known"
     ),
     TEXT("a-record-without-an-end-is-held-in-memory", "limit:MAX_RECORD_BYTES", "_Splitter.feed")(
-        "            if [-not end-]{+final+}:\n",
-        "tests/unit/test_text_records.py::test_a_record_without_an_end_takes_bounded_memory",
+        "            if [-not end-]{+final+}:\n", "test_a_record_without_an_end_takes_bounded_memory"
     ),
     CSV("an-empty-value-is-an-empty-text", "decision:0018", "CsvParser._values")(
-        'values.append(match["plain"].decode()[- or None-])', PATHS
+        'values.append(match["plain"].decode()[- or None-])', "tests/fuzz/test_csv_paths.py"
     ),
     CSV("an-empty-text-in-quotes-is-null", "decision:0018", "CsvParser._read")(
-        "quoted_strings_can_be_null=[-False-]{+True+}", PATHS
+        "quoted_strings_can_be_null=[-False-]{+True+}", "tests/fuzz/test_csv_paths.py"
     ),
     CSV("values-beyond-the-columns-are-dropped", "name:Files", "CsvParser._texts_one_by_one")(
-        "elif len(values) [-!=-]{+<+} len(names):", f"{TESTS}::test_a_bad_record_is_refused_with_file_and_line"
+        "elif len(values) [-!=-]{+<+} len(names):", "test_a_bad_record_is_refused_with_file_and_line"
     ),
     CSV("a-mark-at-the-start-of-a-value-is-dropped", "decision:0018", "CsvParser._is_read_alike")(
-        "if data.startswith(codecs.BOM_UTF8{+ * 2+}, first):", PATHS
+        "if data.startswith(codecs.BOM_UTF8{+ * 2+}, first):", "tests/fuzz/test_csv_paths.py"
     ),
     CSV("a-carriage-return-ends-a-line-that-it-does-not-end", "decision:0018", "CsvParser._is_read_alike")(
-        'return self.grammar.line_end == b"\\n"[- and data.find(b"\\r", first, last) < 0-]', PATHS
+        'return self.grammar.line_end == b"\\n"[- and data.find(b"\\r", first, last) < 0-]', "tests/fuzz/test_csv_paths.py"
     ),
     TEXT("a-line-feed-of-the-next-block-is-a-line", "decision:0018", "_Splitter._line_ends")(
-        "[-alone = alone[alone < len(text) - 1]  # a line feed may follow-]{+pass+}", PATHS
+        "[-alone = alone[alone < len(text) - 1]  # a line feed may follow-]{+pass+}", "tests/fuzz/test_csv_paths.py"
     ),
     TEXT("a-quote-within-a-value-is-taken-for-regular", "decision:0018", "_Splitter._regular_quotes")(
-        "return quotes if opens.all() [-and closes.all() -]else None", PATHS
+        "return quotes if opens.all() [-and closes.all() -]else None", "tests/fuzz/test_csv_paths.py"
     ),
     JSON("what-follows-a-json-record-is-dropped", "name:Files", "object_of")(
-        "if end [-!=-]{+>+} len(text):", f"{TESTS}::test_a_bad_record_is_refused_with_file_and_line"
+        "if end [-!=-]{+>+} len(text):", "test_a_bad_record_is_refused_with_file_and_line"
     ),
     JSON("minus-zero-loses-its-sign", "name:Files", "JsonParser._make_texts")(
-        "elif type(value) is int[- and value-]:",
-        FUZZ,
+        "elif type(value) is int[- and value-]:", "test_parsers_read_inputs_as_an_independent_reader_does"
     ),
-    TYPED("a-long-decimal-becomes-another-number", "name:Files", "_short_decimals")("[eE]|(?:\\d\\.?){[-39-]{+3900+}}", FUZZ),
+    TYPED("a-long-decimal-becomes-another-number", "name:Files", "_short_decimals")(
+        "[eE]|(?:\\d\\.?){[-39-]{+3900+}}", "test_parsers_read_inputs_as_an_independent_reader_does"
+    ),
     TYPED("a-time-that-the-clock-shows-twice-is-guessed", "name:Files", "_to_instants")(
         'ambiguous="[-raise", nonexistent="raise-]{+earliest", nonexistent="earliest+}"',
-        f"{TESTS}::test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past",
+        "test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past",
     ),
     TYPED("a-time-beyond-a-zone-s-tables-is-an-hour-off", "name:Files", "_to_instants")(
         "is_late = pc.fill_null(pc.greater_equal(pc.year(times), [-FIRST_YEAR_BY_RULE-]{+10_000+}), pa.scalar(False))",
-        f"{TESTS}::test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past",
+        "test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past",
     ),
-    CONTENT("a-byte-order-mark-is-data", "name:Files", "text_of")("text = text.removeprefix(mark{+ * 2+})", FUZZ),
-    CONTENT("a-damaged-stream-is-the-end-of-a-file", "name:Files", "_unpacked_bz2")("if {+not +}is_started:", FUZZ),
+    CONTENT("a-byte-order-mark-is-data", "name:Files", "text_of")(
+        "text = text.removeprefix(mark{+ * 2+})", "test_parsers_read_inputs_as_an_independent_reader_does"
+    ),
+    CONTENT("a-damaged-stream-is-the-end-of-a-file", "name:Files", "_unpacked_bz2")(
+        "if {+not +}is_started:", "test_parsers_read_inputs_as_an_independent_reader_does"
+    ),
 )

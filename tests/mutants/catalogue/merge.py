@@ -9,142 +9,126 @@ QUARANTINE = in_file("state_store/commit/quarantined_records.py")
 AUTHOR_UPDATES = in_file("state_store/commit/author_updates.py")
 COMMIT_CHECKS = in_file("state_store/commit/commit_checks.py")
 
-ORDERED = "tests/integration/test_ordered_commit.py"
-READY = "tests/integration/test_commit_ready.py"
-CHECKS = "tests/integration/test_checks.py"
-STATES = "tests/conformance/test_states.py"
-POLICIES = "tests/conformance/test_policies.py"
-UPDATES = "tests/conformance/test_updates.py"
 
 MUTANTS = (
     MERGE("an-upsert-without-its-guard", "I14", "_upsert")(
         'changes["txid"], guard = new.txid, [-target.c.txid < new.txid-]{+None+}',
-        f"{ORDERED}::test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts",
+        "test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts",
     ),
     MERGE("a-row-of-the-same-txid-is-written-again", "I14", "_upsert")(
-        "guard = new.txid, target.c.txid <{+=+} new.txid",
-        f"{ORDERED}::test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts",
+        "guard = new.txid, target.c.txid <{+=+} new.txid", "test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts"
     ),
     MERGE("batches-together-write-over-a-row-that-is-ahead", "I14", "_upsert")(
-        "sa.case((target.c.txid < first_txid, new.txid){+, else_=new.txid+})",
-        f"{READY}::test_a_foreign_row_or_trigger_stops_all_batches",
+        "sa.case((target.c.txid < first_txid, new.txid){+, else_=new.txid+})", "test_a_foreign_row_or_trigger_stops_all_batches"
     ),
     MERGE("whole-rows-are-written-over-one-of-the-same-txid", "I14", "_upserts_of_whole_rows")(
-        "is_older = target.c.txid <{+=+} (",
-        f"{STATES}::test_a_row_of_another_writer_stops_the_commit_of_whole_rows",
+        "is_older = target.c.txid <{+=+} (", "test_a_row_of_another_writer_stops_the_commit_of_whole_rows"
     ),
     MERGE("rows-that-were-not-written-are-not-counted", "I14", "_merge")(
-        "if written [-!=-]{+>+} expected:", f"{ORDERED}::test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts"
+        "if written [-!=-]{+>+} expected:", "test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts"
     ),
     MERGE("keys-of-batches-together-are-not-counted", "I14", "_merge")(
-        "if written [-!=-]{+>+} together.keys:", f"{READY}::test_a_foreign_row_or_trigger_stops_all_batches"
+        "if written [-!=-]{+>+} together.keys:", "test_a_foreign_row_or_trigger_stops_all_batches"
     ),
-    MERGE("appended-rows-are-not-counted", "I14", "_append")("if missing{+ < 0+}:", STATES),
+    MERGE("appended-rows-are-not-counted", "I14", "_append")("if missing{+ < 0+}:", "tests/conformance/test_states.py"),
     MERGE("an-opaque-row-forgets-what-it-was", "I13", "_previous")(
         "[-previous_name(v.name): target.c[v.name] for v in state.values} | {-]PREVIOUS_TXID: target.c.txid}",
-        f"{STATES}::test_an_opaque_row_keeps_its_values_from_before_its_txid",
+        "test_an_opaque_row_keeps_its_values_from_before_its_txid",
     ),
     MERGE("a-redo-deletes-keys-that-were-there-before", "I13", "restore")(
         "sa.delete(table).where(table.c.txid == txid[-, table.c[PREVIOUS_TXID].is_(None)-])",
-        f"{STATES}::test_a_redo_has_the_effect_of_the_new_attempt_alone",
+        "test_a_redo_has_the_effect_of_the_new_attempt_alone",
     ),
     MERGE("a-redo-leaves-values-of-the-txid", "I13", "restore")(
         '.values([-before | -]{"txid": table.c[PREVIOUS_TXID]} | unknown)',
-        f"{STATES}::test_a_redo_has_the_effect_of_the_new_attempt_alone",
+        "test_a_redo_has_the_effect_of_the_new_attempt_alone",
     ),
     MERGE("a-redo-leaves-appended-rows", "I13", "restore")(
         "[-connection.execute(sa.delete(table).where(table.c.txid == txid))-]{+pass+}",
-        f"{STATES}::test_a_redo_has_the_effect_of_the_new_attempt_alone",
+        "test_a_redo_has_the_effect_of_the_new_attempt_alone",
     ),
     MERGE("a-redo-does-not-miss-a-partition", "I13", "restore")(
-        "[-partitions.check_whole(connection, table.name)-]{+pass+}",
-        "tests/conformance/test_range_partitions.py::test_a_detached_partition_is_missed",
+        "[-partitions.check_whole(connection, table.name)-]{+pass+}", "test_a_detached_partition_is_missed"
     ),
     MERGE("a-version-that-loses-is-recorded-as-a-change", "I1", "_recorded")(
-        "if [-keeps_whole_rows(state)-]{+not state+}:",
-        "tests/conformance/test_recorded_changes.py::test_every_kind_of_state_is_divided_as_it_is_in_one_table",
+        "if [-keeps_whole_rows(state)-]{+not state+}:", "test_every_kind_of_state_is_divided_as_it_is_in_one_table"
     ),
     MERGE("a-redo-leaves-recorded-changes", "I13", "restore")(
         "[-connection.execute(sa.delete(records).where(records.c.txid == txid))-]{+pass+}",
-        "tests/conformance/test_recorded_changes.py::test_a_redo_writes_its_changes_in_the_place_of_those_before",
+        "test_a_redo_writes_its_changes_in_the_place_of_those_before",
     ),
     MERGE("rows-that-no-seal-names-are-merged", "I7", "_rows_of")(
         "sa.select(*columns)[-.where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))-]",
-        f"{ORDERED}::test_rows_that_no_seal_names_do_not_count",
+        "test_rows_that_no_seal_names_do_not_count",
     ),
     MERGE("bad-records-that-no-seal-names-are-kept", "I7", "_move_sealed")(
         ")[-.where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))-]",
-        f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
+        "test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
     ),
     MERGE("a-merge-in-two-transactions", "I2", "merge_all")(
         '    {+connection.exec_driver_sql("COMMIT")\n    +}_update(connection, spec, batches, before=False)\n',
-        f"{CHECKS}::test_what_a_check_finds_blocks_the_batch_or_is_kept",
+        "test_what_a_check_finds_blocks_the_batch_or_is_kept",
     ),
     COMMIT_CHECKS("a-check-that-finds-something-does-not-block", "I2", "evaluate")(
-        'if found and check.otherwise == "[-block-]{+never+}":',
-        f"{CHECKS}::test_what_a_check_finds_blocks_the_batch_or_is_kept",
+        'if found and check.otherwise == "[-block-]{+never+}":', "test_what_a_check_finds_blocks_the_batch_or_is_kept"
     ),
     COMMIT_CHECKS("what-a-check-sets-aside-counts-too", "I14", "without_wrong")(
         "staged = staged._replace(rows=staged.rows[- - rows, partials=others-]{+, partials=staged.partials+})",
-        f"{CHECKS}::test_what_a_check_finds_is_set_aside",
+        "test_what_a_check_finds_is_set_aside",
     ),
     COMMIT_CHECKS("checks-compare-a-batch-with-replays", "error:CHECK_FAILED", "CheckedBatch.before")(
         "earlier[- & sa.not_(is_replay(self.pipeline, k.txid))-]",
-        f"{CHECKS}::test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source",
+        "test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source",
     ),
     QUARANTINE("partials-that-were-set-aside-are-replayed", "I22", "take_up")(
         "sa.update(tables.quarantine).where(*of_txid, [-waits-]{+_is_here+}())",
-        "tests/conformance/test_windows.py::test_what_came_too_late_is_neither_replayed_nor_mended",
+        "test_what_came_too_late_is_neither_replayed_nor_mended",
     ),
     QUARANTINE("a-batch-whose-records-were-replayed-is-redone", "I13", "clear")(
         "if taken := {replayed for replayed in connection.scalars(removed) if replayed is not None{+ and replayed < txid+}}:",
-        f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
+        "test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
     ),
     EXPRESSIONS("a-sum-of-batches-may-overflow-on-its-way", "I16", "combined")(
         "return sa."
         "[-case((sizes <= half_of(value, column.type, derived), sa.cast(_sum(column), column.type))-]"
         "{+cast(_sum(column), column.type+})",
-        f"{READY}::test_batches_that_overflow_are_not_merged_together",
+        "test_batches_that_overflow_are_not_merged_together",
     ),
     EXPRESSIONS("a-merged-sum-may-come-near-its-limit", "I16", "near_the_limit")(
-        'if value.merge == "{+no +}sum" else changed',
-        f"{READY}::test_batches_that_overflow_are_not_merged_together",
+        'if value.merge == "{+no +}sum" else changed', "test_batches_that_overflow_are_not_merged_together"
     ),
     EXPRESSIONS("null-wins-among-the-rows-of-batches", "I16", "in_order")(
-        "[c.desc()[-.nulls_last()-] if",
-        f"{READY}::test_batches_together_leave_what_they_leave_one_by_one",
+        "[c.desc()[-.nulls_last()-] if", "test_batches_together_leave_what_they_leave_one_by_one"
     ),
     EXPRESSIONS("null-wins-over-the-kept-row", "I16", "_place")(
-        "else (lambda c: c.[-is_not-]{+is_+}(None))",
-        f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
+        "else (lambda c: c.[-is_not-]{+is_+}(None))", "test_updates_of_one_batch_accumulate_in_every_aggregate"
     ),
     EXPRESSIONS("of-two-equal-in-the-first-column-the-later-batch-wins", "I16", "_comparisons")(
         "return new >{+=+} mine, new < mine, sa.func.record_gt(theirs, ours)",
-        f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
+        "test_updates_of_one_batch_accumulate_in_every_aggregate",
     ),
     EXPRESSIONS("bits-are-lost-to-a-null", "I16", "merged")(
         "result = [-sa.func.coalesce(ours.bool_op(_BITS[merge])(theirs), ours, -]{+ours.bool_op(_BITS[merge])(+}theirs)",
-        f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
+        "test_updates_of_one_batch_accumulate_in_every_aggregate",
     ),
     EXPRESSIONS("an-author-s-combiner-gets-nulls", "name:Combiner", "_own")(
         "sa.case(([-theirs.is_(None), ours), (-]ours.is_(None), theirs), else_=both)",
-        "tests/jobs/test_combiners.py::test_a_pipeline_with_combiners_gives_the_value_of_one_pass",
+        "test_a_pipeline_with_combiners_gives_the_value_of_one_pass",
     ),
     COMBINE("a-key-that-is-null-is-in-no-part", "I1", "_is_between")(
-        "(column < _constant(column, bound))[-.is_(sa.true())-]", f"{READY}::test_every_key_is_in_one_part"
+        "(column < _constant(column, bound))[-.is_(sa.true())-]", "test_every_key_is_in_one_part"
     ),
     COMBINE("the-ends-of-parts-overlap", "I1", "_is_between")(
-        "sa.and_([-sa.not_(below[0]), -]below[1])", f"{READY}::test_every_key_is_in_one_part"
+        "sa.and_([-sa.not_(below[0]), -]below[1])", "test_every_key_is_in_one_part"
     ),
     AUTHOR_UPDATES("an-update-goes-on-as-another-writer", "fault:update-ends-transaction:commit", MODULE)(
-        "[-current_setting('tidegate.writer', true),-]",
-        f"{UPDATES}::test_an_update_that_fails_or_ends_the_transaction_leaves_nothing",
+        "[-current_setting('tidegate.writer', true),-]", "test_an_update_that_fails_or_ends_the_transaction_leaves_nothing"
     ),
     AUTHOR_UPDATES("an-update-may-end-the-transaction", "fault:update-ends-transaction:commit", "run")(
-        "if [-not is_as_it_was-]{+False+}:", f"{UPDATES}::test_an_update_that_fails_or_ends_the_transaction_leaves_nothing"
+        "if [-not is_as_it_was-]{+False+}:", "test_an_update_that_fails_or_ends_the_transaction_leaves_nothing"
     ),
     MERGE("what-comes-before-an-update-does-not-run", "name:Update", "merge_all")(
         "    [-_update(connection, spec, batches, before=True)\n    -]for state in spec.readable:",
-        f"{UPDATES}::test_what_comes_before_sees_the_states_without_the_batch",
+        "test_what_comes_before_sees_the_states_without_the_batch",
     ),
 )

@@ -11,118 +11,105 @@ REBUILDS = in_file("state_store/pipeline_changes/rebuilds.py")
 RANGES_PY = in_file("state_store/states/range_partitions.py")
 TABLE_SWAP = in_file("state_store/pipeline_changes/table_swap.py")
 
-STATES = "tests/conformance/test_states.py"
-POLICIES = "tests/conformance/test_policies.py"
-RECORDED = "tests/conformance/test_recorded_changes.py"
-RANGES = "tests/conformance/test_range_partitions.py"
-IDENTITY = "tests/sources/test_file_identity.py"
 
 MUTANTS = (
     REBUILDS("a-record-of-another-input-has-its-mend", "I24", "_same_records")(
         "ours.[-origin.is_not_distinct_from(theirs.origin)-]{+nth > 0+}",
-        "tests/jobs/test_rebuilds.py::test_what_was_decided_about_a_record_is_kept_to_its_place",
+        "test_what_was_decided_about_a_record_is_kept_to_its_place",
     ),
     ACTIONS("a-redo-without-a-new-attempt", "I13", "redo")(
         "if batch.attempt [-== facts.cursor.attempt-]{+< (facts.cursor.attempt or 0)+}:",
-        f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
+        "test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
     ),
     ACTIONS("a-redo-of-an-attempt-that-is-not-sealed", "I4", "redo")(
         "[-verdicts.check_sealed(spec, batch, attempts.newest(connection, batch), attempt_timeout_seconds=0)-]{+pass+}",
-        f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
+        "test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
     ),
     ACTIONS("a-redo-that-a-policy-hides-rows-from", "I13", "redo")(
-        '[-set_local(connection, {"row_security": "off"})-]{+pass+}',
-        f"{STATES}::test_a_redo_leaves_nothing_that_a_policy_hides",
+        '[-set_local(connection, {"row_security": "off"})-]{+pass+}', "test_a_redo_leaves_nothing_that_a_policy_hides"
     ),
     ACTIONS("a-redo-of-what-others-have-counted", "I13", "redo")(
         "[-check_not_followed(connection, spec, txid, request.without)-]{+pass+}",
-        "tests/integration/test_decisions.py::test_a_redo_is_refused_if_a_pipeline_follows_meanwhile",
+        "test_a_redo_is_refused_if_a_pipeline_follows_meanwhile",
     ),
     ACTIONS("a-redo-of-what-is-being-rebuilt", "I24", "redo")(
-        "[-check_not_rebuilt(connection, spec, txid)-]{+pass+}",
-        "tests/jobs/test_rebuilds.py::test_a_redo_of_what_is_being_rebuilt_is_refused",
+        "[-check_not_rebuilt(connection, spec, txid)-]{+pass+}", "test_a_redo_of_what_is_being_rebuilt_is_refused"
     ),
     ACTIONS("a-redo-owes-no-ack", "I13", "redo")(
         "[-batches.owe_ack(connection, spec.name, txid, awaits_ack=request.awaits_ack)-]{+pass+}",
-        f"{IDENTITY}::test_a_redo_that_dies_before_its_ack_owes_it",
+        "test_a_redo_that_dies_before_its_ack_owes_it",
     ),
     ACTIONS("a-redo-is-not-in-the-record-of-actions", "verb:redo", "redo")(
         '[-write_action(connection, spec.name, txid, "redo", request.owner, f"{request.reason}{without}")-]{+pass+}',
-        f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
+        "test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
     ),
     REFUSALS("a-redo-of-an-earlier-txid", "I13", "check_redoable")(
-        "if txid [-!=-]{+>+} committed_txid:", f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone"
+        "if txid [-!=-]{+>+} committed_txid:", "test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone"
     ),
     REFUSALS("a-redo-of-a-state-that-does-not-know-what-it-was", "I13", "check_redoable")(
-        'if state.kind [-!= "opaque-]{+== "non-transactional+}"]',
-        f"{STATES}::test_a_state_without_previous_values_is_not_redone",
+        'if state.kind [-!= "opaque-]{+== "non-transactional+}"]', "test_a_state_without_previous_values_is_not_redone"
     ),
     ACTIONS("a-redo-keeps-the-former-bad-records", "I13", "_take_back")(
         "[-quarantined_records.clear(connection, spec.name, txid)-]{+pass+}",
-        f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
+        "test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
     ),
     ACTIONS("later-batches-continue-what-was-redone", "I13", "_replace_commit")(
         "[-connection.execute(sa.update(tables.cursor).where(c.pipeline == batch.pipeline).values(counts))-]{+pass+}",
-        f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
+        "test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
     ),
     REFUSALS("a-redo-of-what-the-next-batch-has-read", "I21", "check_not_read")(
-        "b.txid == txid + [-1-]{+2+})", "tests/jobs/test_state_queries.py::test_a_redo_reads_what_was_there_before"
+        "b.txid == txid + [-1-]{+2+})", "test_a_redo_reads_what_was_there_before"
     ),
     ACTIONS("a-batch-that-has-not-failed-is-skipped", "verb:skip", "skip")(
         "if attempt is None[- or (attempt.failed_at is None and locked.halted_at is None and locked.skip_reason is None)-]:",
-        "tests/integration/test_ordered_commit.py::test_a_batch_that_could_still_commit_is_not_skipped",
+        "test_a_batch_that_could_still_commit_is_not_skipped",
     ),
     ACTIONS("a-batch-is-skipped-before-its-turn", "I3", "skip")(
-        "is_its_turn = txid [-=-]{+>+}= facts.cursor.txid + 1",
-        f"{POLICIES}::test_a_batch_that_is_given_up_waits_for_its_turn",
+        "is_its_turn = txid [-=-]{+>+}= facts.cursor.txid + 1", "test_a_batch_that_is_given_up_waits_for_its_turn"
     ),
     MENDED("a-record-that-was-taken-up-is-mended", "verb:quarantine", "mend")(
-        "if record.replayed_txid [-is not None-]{+== txid+}:",
-        "tests/integration/test_decisions.py::test_a_second_mend_says_that_it_replaces_the_first",
+        "if record.replayed_txid [-is not None-]{+== txid+}:", "test_a_second_mend_says_that_it_replaces_the_first"
     ),
     MENDED("a-second-mend-says-nothing", "verb:quarantine", "mend")(
         "if record.mended_at is [-not None and not-]{+None and+} mended.again:",
-        "tests/integration/test_decisions.py::test_a_second_mend_says_that_it_replaces_the_first",
+        "test_a_second_mend_says_that_it_replaces_the_first",
     ),
     MENDED("two-operators-mend-at-once", "verb:quarantine", "mend")(
-        "sa.select(*columns).where(*this)[-.with_for_update()-]",
-        "tests/integration/test_decisions.py::test_of_two_operators_who_mend_at_once_one_is_refused",
+        "sa.select(*columns).where(*this)[-.with_for_update()-]", "test_of_two_operators_who_mend_at_once_one_is_refused"
     ),
     PRUNING("what-has-not-committed-is-pruned", "I18", "prune")(
-        "if up_to_txid > committed{+ + 1000+}:", f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces"
+        "if up_to_txid > committed{+ + 1000+}:", "test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces"
     ),
     PRUNING("what-was-removed-is-not-noted", "I18", "prune")(
         "[-_note(connection, state, up_to_txid)-]{+pass+}",
-        f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",
-        f"{RECORDED}::test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused",
+        "test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",
+        "test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused",
     ),
     PRUNING("a-partition-that-a-follower-needs-is-removed", "I18", "prune_ranges")(
         "if partition in attached and newest > [-removal.up_to_txid-]{+committed+}:",
-        f"{RANGES}::test_pruning_waits_for_followers_and_is_known_to_later_ones",
+        "test_pruning_waits_for_followers_and_is_known_to_later_ones",
     ),
     PRUNING("changes-of-the-txid-after-are-removed", "I18", "prune")(
         "end = up_to_txid + [-1-]{+1000+} if up_to_txid < committed else MAX_TXID",
-        f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",
+        "test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",
     ),
     ACKS("an-ack-that-fails-keeps-all-others-waiting", "name:Pipeline", "(module)")(
-        "MOST_FAILED_ACKS = [-10-]{+1+}", "tests/jobs/test_policies.py::test_the_source_is_called_after_commits_and_failures"
+        "MOST_FAILED_ACKS = [-10-]{+1+}", "test_the_source_is_called_after_commits_and_failures"
     ),
     PRUNING("a-partition-that-is-to-stay-is-dropped", "verb:prune", "_remove")(
-        "elif [-detaches-]{+False+}:", f"{RANGES}::test_a_detached_partition_stays_as_a_table"
+        "elif [-detaches-]{+False+}:", "test_a_detached_partition_stays_as_a_table"
     ),
     RANGES_PY("a-negative-number-is-in-the-next-range", "decision:0044", "_needed")(
-        "(number + 1) // length[- - 1-]", f"{RANGES}::test_each_row_is_in_the_partition_of_its_number"
+        "(number + 1) // length[- - 1-]", "test_each_row_is_in_the_partition_of_its_number"
     ),
     RANGES_PY("ranges-of-two-lengths-in-one-table", "decision:0044", "add_missing")(
-        "[-_check_every(connection, divided)-]{+pass+}",
-        f"{RANGES}::test_a_table_is_divided_otherwise_with_all_its_rows",
+        "[-_check_every(connection, divided)-]{+pass+}", "test_a_table_is_divided_otherwise_with_all_its_rows"
     ),
     TABLE_SWAP("a-table-that-is-divided-loses-its-rows", "decision:0044", "make_again")(
         "[-connection.execute(sa.insert(after).from_select(names, sa.select(before)))-]{+pass+}",
-        f"{RANGES}::test_a_table_is_divided_otherwise_with_all_its_rows",
+        "test_a_table_is_divided_otherwise_with_all_its_rows",
     ),
     MENDED("a-mended-record-lacks-a-column", "verb:quarantine", "check_columns")(
-        "isinstance(found, dict)[- and found.keys() == columns.keys()-] else",
-        "tests/integration/test_decisions.py::test_a_parsed_record_takes_json_of_its_columns",
+        "isinstance(found, dict)[- and found.keys() == columns.keys()-] else", "test_a_parsed_record_takes_json_of_its_columns"
     ),
 )

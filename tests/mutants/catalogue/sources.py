@@ -27,257 +27,230 @@ COUNTED_FILES = in_file("state_store/ledger/counted_files.py")
 CHANGES = in_file("jobs/sources/changes.py")
 SOURCE_CONNECTION = in_file("jobs/sources/postgres/source_connection.py")
 
-OF_FILES, IDENTITY = "tests/sources/test_files.py", "tests/sources/test_file_identity.py"
-BY_ANOTHER_NAME = "tests/sources/test_file_identity.py::test_a_file_does_not_count_again_by_another_name"
-IN_PLACE_OF_LOST = "tests/sources/test_kafka_brokers.py::test_records_in_the_place_of_lost_ones_are_not_passed_over"
-OF_OBJECTS, OF_KAFKA = "tests/sources/test_objects.py", "tests/sources/test_kafka.py"
-TABLE, GUARDS = "tests/sources/test_postgres_table.py", "tests/sources/test_postgres_guards.py"
-OF_DELTA, OF_ICEBERG = "tests/sources/test_delta.py", "tests/sources/test_iceberg.py"
-NEW_COLUMNS = "tests/sources/test_new_columns.py"
 
 MUTANTS = (
     READ("an-undeclared-column-is-not-told", "I11", "FileReader._note_columns")(
-        "self._undeclared.update([-new-]{+[]+})",
-        f"{NEW_COLUMNS}::test_a_new_column_is_told_with_its_first_txid_until_it_is_ignored",
+        "self._undeclared.update([-new-]{+[]+})", "test_a_new_column_is_told_with_its_first_txid_until_it_is_ignored"
     ),
     READ("an-undeclared-column-does-not-block", "I11", "FileReader._note_columns")(
-        'self._source.on_new_column == "[-block-]{+never+}"',
-        f"{NEW_COLUMNS}::test_a_batch_with_a_new_column_is_halted_if_the_source_says_so",
+        'self._source.on_new_column == "[-block-]{+never+}"', "test_a_batch_with_a_new_column_is_halted_if_the_source_says_so"
     ),
     CONTENT("a-file-of-the-same-size-and-time-is-the-same", "I11", "stamp_of")(
-        '[-f"{status.st_ino}.{status.st_ctime_ns}-]{+"same+}"',
-        f"{IDENTITY}::test_a_file_of_the_same_size_and_time_is_read_and_named",
+        '[-f"{status.st_ino}.{status.st_ctime_ns}-]{+"same+}"', "test_a_file_of_the_same_size_and_time_is_read_and_named"
     ),
-    FILES("a-renamed-file-counts-again", "I1", "FolderCoordinator._other_name")("if {+not +}earlier else", BY_ANOTHER_NAME),
+    FILES("a-renamed-file-counts-again", "I1", "FolderCoordinator._other_name")(
+        "if {+not +}earlier else", "test_a_file_does_not_count_again_by_another_name"
+    ),
     FILES("a-renamed-file-is-read-at-each-plan", "I20", "FolderCoordinator._other_name")(
-        "[-self._touch(same, stamp)-]{+pass+}", BY_ANOTHER_NAME
+        "[-self._touch(same, stamp)-]{+pass+}", "test_a_file_does_not_count_again_by_another_name"
     ),
     MANIFESTS("a-manifest-that-was-read-whole-is-passed-when-it-is-written-again", "I12", "ManifestsCoordinator._unread")(
-        "if last is not None{+ and last.read < last.of+}:",
-        f"{OF_OBJECTS}::test_an_object_that_manifests_name_again_is_read_once",
+        "if last is not None{+ and last.read < last.of+}:", "test_an_object_that_manifests_name_again_is_read_once"
     ),
-    FILES("a-hard-link-counts-again", "I1", "FolderCoordinator._other_name")("st_nlink > [-1-]{+9+}", BY_ANOTHER_NAME),
+    FILES("a-hard-link-counts-again", "I1", "FolderCoordinator._other_name")(
+        "st_nlink > [-1-]{+9+}", "test_a_file_does_not_count_again_by_another_name"
+    ),
     COUNTED_FILES("what-was-skipped-is-taken-for-what-counted", "I1", "last_counted")(
-        "if [-not file.is_skipped-]{+file+}", f"{IDENTITY}::test_a_file_that_was_skipped_and_then_completed_is_read"
+        "if [-not file.is_skipped-]{+file+}", "test_a_file_that_was_skipped_and_then_completed_is_read"
     ),
     KAFKA("records-in-the-place-of-lost-ones-are-passed-over", "I11", "TopicOffsets._find_cuts")(
-        "if [-not -]is_same and self._is_left", IN_PLACE_OF_LOST
+        "if [-not -]is_same and self._is_left", "test_records_in_the_place_of_lost_ones_are_not_passed_over"
     ),
     KAFKA_LAST("a-record-in-the-place-of-another-is-taken", "I11", "losses")(
-        "[-answer != last.get(LAST_RECORD, answer)-]{+last.get(LAST_RECORD) is None+}", IN_PLACE_OF_LOST
+        "[-answer != last.get(LAST_RECORD, answer)-]{+last.get(LAST_RECORD) is None+}",
+        "test_records_in_the_place_of_lost_ones_are_not_passed_over",
     ),
     KAFKA_LAST("a-log-that-was-cut-is-taken-for-whole", "I11", "losses")(
-        'cuts[str(number)] = [-str(answer).rstrip(".")-]{+None+}', IN_PLACE_OF_LOST
+        'cuts[str(number)] = [-str(answer).rstrip(".")-]{+None+}', "test_records_in_the_place_of_lost_ones_are_not_passed_over"
     ),
     KAFKA_READ("a-planned-batch-reads-what-took-its-offsets", "I11", "KafkaReader._check_not_cut")(
-        "(shorter[- or losses(topic, planned)-])", IN_PLACE_OF_LOST
+        "(shorter[- or losses(topic, planned)-])", "test_records_in_the_place_of_lost_ones_are_not_passed_over"
     ),
     KAFKA("a-batch-that-is-chosen-again-keeps-no-leader-epoch", "I11", "KafkaCoordinator._starts")(
-        "if LEADER_EPOCH {+not +}in last:", IN_PLACE_OF_LOST
+        "if LEADER_EPOCH {+not +}in last:", "test_records_in_the_place_of_lost_ones_are_not_passed_over"
     ),
     KAFKA("a-start-at-the-end-keeps-no-leader-epoch", "I11", "KafkaCoordinator._starts")(
-        "[-**self._offsets.epoch_of(name)-]", IN_PLACE_OF_LOST
+        "[-**self._offsets.epoch_of(name)-]", "test_records_in_the_place_of_lost_ones_are_not_passed_over"
     ),
     KAFKA_LAST("an-older-copy-of-a-broker-is-waited-for", "I11", "losses")(
-        "now is not None and now < [-epoch-]{+0+}", IN_PLACE_OF_LOST
+        "now is not None and now < [-epoch-]{+0+}", "test_records_in_the_place_of_lost_ones_are_not_passed_over"
     ),
     REFUSED_QUERIES("a-query-that-cuts-off-its-rows-is-read", "I11", "_across_rows")(
-        '== "[-Limit-]{+Unlimited+}"',
-        f"{GUARDS}::test_tables_that_would_lose_rows_are_refused",
+        '== "[-Limit-]{+Unlimited+}"', "test_tables_that_would_lose_rows_are_refused"
     ),
     REFUSED_QUERIES("a-group-is-read-before-it-is-whole", "I11", "_across_rows")(
-        'node["Node Type"] == "[-Aggregate-]{+Group+}" and',
-        f"{GUARDS}::test_tables_that_would_lose_rows_are_refused",
+        'node["Node Type"] == "[-Aggregate-]{+Group+}" and', "test_tables_that_would_lose_rows_are_refused"
     ),
     TABLE_ORIGIN("texts-in-another-order-are-passed-over", "I11", "_check_same_order")(
-        "if [-was_ordered != is_ordered-]{+is_ordered is None+}:",
-        f"{GUARDS}::test_what_could_hide_rows_is_refused",
+        "if [-was_ordered != is_ordered-]{+is_ordered is None+}:", "test_what_could_hide_rows_is_refused"
     ),
     TABLE_ORIGIN("another-collation-of-the-name-is-taken", "I11", MODULE)(
-        "pg_collation_for(tidegate_key), [-collation_of.oid, -]CASE",
-        f"{GUARDS}::test_what_could_hide_rows_is_refused",
+        "pg_collation_for(tidegate_key), [-collation_of.oid, -]CASE", "test_what_could_hide_rows_is_refused"
     ),
     TABLE_ORIGIN("what-a-view-shows-only-now-is-passed-over", "I12", "check_same_origin")(
-        "if found != shown and (not found [-or-]{+and+}",
-        f"{GUARDS}::test_what_could_hide_rows_is_refused",
+        "if found != shown and (not found [-or-]{+and+}", "test_what_could_hide_rows_is_refused"
     ),
     TIME_STEPS("a-domain-rounds-a-time-unseen", "I12", MODULE)(
         "USING (oid) WHERE typtype = '[-d'-]{+b' AND typbasetype > 0+}",
-        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
+        "test_a_rounded_time_before_its_transactions_start_is_read",
     ),
     TIME_STEPS("a-query-rounds-a-time-unseen", "I12", "step_seconds")(
         "else 10.0**-modifier[-, *(step for step in steps.values() if step)-]])",
-        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
+        "test_a_rounded_time_before_its_transactions_start_is_read",
     ),
     TIME_STEPS("a-trigger-or-default-rounds-a-time-unseen", "I12", "step_seconds")(
-        "for text in [-[*read, *written]-]{+read+} for",
-        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
+        "for text in [-[*read, *written]-]{+read+} for", "test_a_rounded_time_before_its_transactions_start_is_read"
     ),
     TIME_STEPS("a-function-of-a-default-rounds-a-time-unseen", "I12", "_written")(
-        "for _, _, body in made{+[:0]+}]",
-        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
+        "for _, _, body in made{+[:0]+}]", "test_a_rounded_time_before_its_transactions_start_is_read"
     ),
     TIME_STEPS("a-triggers-variable-rounds-a-time-unseen", "I12", "_assigned")(
-        "for text in found{+[:0]+} for word",
-        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
+        "for text in found{+[:0]+} for word", "test_a_rounded_time_before_its_transactions_start_is_read"
     ),
     TIME_STEPS("an-unknown-rounding-of-a-time-is-passed", "I12", "step_seconds")(
-        "if step is [-None or-]{+not None and+} step >",
-        f"{GUARDS}::test_tables_that_would_lose_rows_are_refused",
+        "if step is [-None or-]{+not None and+} step >", "test_tables_that_would_lose_rows_are_refused"
     ),
     JSON_RECORDS("a-key-in-another-case-becomes-null", "I11", "JsonParser.parse")(
-        "bad = [-self._in_another_case(records) | bad-]{+dict(bad)+}",
-        f"{NEW_COLUMNS}::test_a_column_in_another_case_is_named_and_never_null",
+        "bad = [-self._in_another_case(records) | bad-]{+dict(bad)+}", "test_a_column_in_another_case_is_named_and_never_null"
     ),
     TEXT_SCAN("a-header-in-another-case-becomes-null", "I11", "_check_missing")(
-        "not parser.may_lack or[- case or-]", f"{NEW_COLUMNS}::test_a_column_in_another_case_is_named_and_never_null"
+        "not parser.may_lack or[- case or-]", "test_a_column_in_another_case_is_named_and_never_null"
     ),
     QUERY("a-real-is-read-by-its-printed-digits", "I11", "_printed")(
-        'if kind.alias == "[-double-]":', f"{TABLE}::test_a_wider_type_has_each_value"
+        'if kind.alias == "[-double-]":', "test_a_wider_type_has_each_value"
     ),
     SETTLED("a-rounded-time-is-before-the-bound", "I12", MODULE)(
         "SELECT [-(least(min(xact_start), %s::timestamptz)-]"
         "{+least(min(xact_start), %s::timestamptz+} - %s * interval '1 second')::text,",
-        f"{TABLE}::test_a_rounded_time_before_its_transactions_start_is_read",
+        "test_a_rounded_time_before_its_transactions_start_is_read",
     ),
     READ("a-changed-file-of-the-same-size-is-read", "I11", "FileReader._check_planned")(
         'if [-digest != entry["sha256-]{+size != entry["size+}"]:',
-        f"{OF_FILES}::test_a_planned_file_that_changed_is_refused_until_it_is_back",
+        "test_a_planned_file_that_changed_is_refused_until_it_is_back",
     ),
     READ("a-file-that-changed-while-it-was-read-is-sealed", "I11", "FileReader.verify_batch")(
         "if [-self._check_planned(file) != file.inode-]{+file.inode is None+}:",
-        f"{OF_FILES}::test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal",
+        "test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal",
     ),
     READ("a-file-that-was-another-one-for-a-moment-is-sealed", "I11", "FileReader._check_planned")(
         "return status.st_dev, [-status.st_ino, status.st_ctime_ns-]{+0, 0+}",
-        f"{OF_FILES}::test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal",
+        "test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal",
     ),
     FILES("a-batch-has-one-file-too-many", "name:Files", "FilesCoordinator._filled")(
-        "len(batch) <{+=+} source.max_files", f"{OF_FILES}::test_batches_are_cut_by_files_and_bytes"
+        "len(batch) <{+=+} source.max_files", "test_batches_are_cut_by_files_and_bytes"
     ),
     FILES("a-file-that-changed-after-it-counted-is-passed-over", "I12", "FolderCoordinator._find_same")(
         "[-next((file for file in candidates if file.sha256 == digest), None)-]{+candidates[0]+}",
-        f"{IDENTITY}::test_a_file_that_changed_after_it_counted_is_named",
+        "test_a_file_that_changed_after_it_counted_is_named",
     ),
     DONE("a-file-that-took-the-name-of-one-that-is-copied-away-is-removed", "I1", "_rename")(
         "if stamp_of(source.stat()) != stamp_of([-before-]{+source.stat()+}):",
-        f"{IDENTITY}::test_a_move_to_another_file_system_is_whole_or_not_at_all",
+        "test_a_move_to_another_file_system_is_whole_or_not_at_all",
     ),
     FILES("a-done-folder-ahead-of-the-ledger-is-not-noticed", "I9", "FolderCoordinator._check_done_folder")(
-        "if txid > committed {++ 1000 +}and self._done.has_files(txid)]",
-        f"{IDENTITY}::test_a_done_folder_ahead_of_the_ledger_is_refused",
+        "if txid > committed {++ 1000 +}and self._done.has_files(txid)]", "test_a_done_folder_ahead_of_the_ledger_is_refused"
     ),
     FILE_IDENTITY("a-file-that-is-still-written-is-taken", "I11", "file_identity")(
         "if stamp_of(before) != stamp_of(after)[- or is_young(after.st_mtime_ns, min_age_seconds)-]:",
-        f"{IDENTITY}::test_a_young_file_is_named_and_delays_no_other",
+        "test_a_young_file_is_named_and_delays_no_other",
     ),
     CONTENT("a-link-leads-out-of-the-source", "security:author-of-data", "_check_opened")(
         "if within is not None and not {+path.is_symlink() and not +}is_below(",
-        "tests/unit/test_file_listing.py::test_a_link_that_leads_out_of_the_folder_is_refused",
+        "test_a_link_that_leads_out_of_the_folder_is_refused",
     ),
     READ("an-object-of-the-same-size-is-read", "I11", "FileReader._check_object")(
         'if [-(info.size, identity) != (entry["size"], entry["sha256"])-]{+info.size != entry["size"]+}:',
-        f"{OF_OBJECTS}::test_an_object_that_is_not_as_planned_is_never_read",
+        "test_an_object_that_is_not_as_planned_is_never_read",
     ),
     FILES("a-later-name-is-taken-before-one-that-is-held-back", "I12", "ObjectsCoordinator._may_come")(
         "return [-bool(self._page[name].size) or -]name in self._young",
-        f"{OF_OBJECTS}::test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow",
+        "test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow",
     ),
     FILES("an-object-that-was-overwritten-is-passed-over", "I12", "FilesCoordinator._is_new")(
-        "if not last.is_committed{+ or last.inode is None+}:",
-        f"{OF_OBJECTS}::test_an_object_that_is_not_as_planned_is_never_read",
+        "if not last.is_committed{+ or last.inode is None+}:", "test_an_object_that_is_not_as_planned_is_never_read"
     ),
     KAFKA("another-topic-of-the-name-is-read-on", "I11", "KafkaCoordinator._check_same_topic")(
         "if not [-self._topic.is_topic_of(saved)-]{+saved+}:",
-        f"{OF_KAFKA}::test_a_topic_that_was_created_again_is_never_taken_for_the_old_one",
+        "test_a_topic_that_was_created_again_is_never_taken_for_the_old_one",
     ),
     KAFKA("brokers-that-have-lost-records-are-read-on", "I12", "TopicOffsets.next_slice")(
-        "if end < [-position-]{+0+}:", f"{OF_KAFKA}::test_a_position_after_the_end_is_refused"
+        "if end < [-position-]{+0+}:", "test_a_position_after_the_end_is_refused"
     ),
     KAFKA("a-start-time-takes-the-record-before-it", "name:Kafka", "TopicOffsets.starts")(
         "moment = max([--((EPOCH - start) // timedelta(milliseconds=1)-]{+(start - EPOCH) // timedelta(milliseconds=1+}), 0)",
-        f"{OF_KAFKA}::test_a_time_is_the_first_record_at_or_after_it",
+        "test_a_time_is_the_first_record_at_or_after_it",
     ),
     KAFKA("a-partition-gets-no-share", "I20", "fair_shares")(
-        "max([-1-]{+0+}, lags[name] * room // total)", f"{OF_KAFKA}::test_shares_are_fair"
+        "max([-1-]{+0+}, lags[name] * room // total)", "test_shares_are_fair"
     ),
     KAFKA_READ("records-that-were-not-delivered-are-not-missed", "I11", "KafkaReader.verify_batch")(
-        "if count < [-end - start-]{+0+} and not self._source.gaps:",
-        f"{OF_KAFKA}::test_offsets_without_records_are_refused_unless_declared",
+        "if count < [-end - start-]{+0+} and not self._source.gaps:", "test_offsets_without_records_are_refused_unless_declared"
     ),
     KAFKA_READ("records-of-an-aborted-transaction-count", "name:Kafka", "KafkaReader._options")(
         '"kafka.isolation.level": "[-read_committed-]{+read_uncommitted+}"',
-        f"{OF_KAFKA}::test_only_committed_records_of_transactions_are_read",
+        "test_only_committed_records_of_transactions_are_read",
     ),
     SETTLED("rows-that-are-still-written-are-passed-by", "I12", "(module)")(
-        '_WRITERS_LOCKS = [[-"RowExclusiveLock", -]', f"{TABLE}::test_a_lower_key_in_flight_holds_back_higher_ones"
+        '_WRITERS_LOCKS = [[-"RowExclusiveLock", -]', "test_a_lower_key_in_flight_holds_back_higher_ones"
     ),
     POSTGRES("writers-of-the-second-table-of-a-query-are-not-waited-for", "I12", "PostgresCoordinator._survey_table")(
         "settled = settled_by_sequence(connection, query, origin.read{+[:1]+}, highest, source.wait_seconds)",
-        f"{TABLE}::test_writers_of_tables_in_a_query_are_waited_for",
+        "test_writers_of_tables_in_a_query_are_waited_for",
     ),
     SETTLED("a-plan-waits-for-those-who-write-later", "I20", "_writers_end")(
-        "for name, pid in still_open.items()[- if name in waiting-]}",
-        f"{TABLE}::test_a_plan_waits_only_for_the_writers_it_found",
+        "for name, pid in still_open.items()[- if name in waiting-]}", "test_a_plan_waits_only_for_the_writers_it_found"
     ),
     SETTLED("rows-are-read-before-the-margin-of-the-clock", "I12", MODULE)(
-        "%s::timestamptz) - {+0 * +}%s * interval", f"{TABLE}::test_rows_stay_behind_the_clock_by_the_margin"
+        "%s::timestamptz) - {+0 * +}%s * interval", "test_rows_stay_behind_the_clock_by_the_margin"
     ),
     POSTGRES("rows-that-share-a-key-are-cut-apart", "I12", "PostgresCoordinator._statement")(
-        "FETCH FIRST {rows} ROWS [-WITH TIES-]{+ONLY+}", f"{TABLE}::test_rows_that_share_a_key_stay_together"
+        "FETCH FIRST {rows} ROWS [-WITH TIES-]{+ONLY+}", "test_rows_that_share_a_key_stay_together"
     ),
     QUERY("the-last-row-of-a-range-is-read-again", "I11", "TableQuery.beyond")(
-        'return self._compared(">{+=+}", position)', "tests/conformance/test_postgres_table.py::test_a_table_keeps_its_promises"
+        'return self._compared(">{+=+}", position)', "test_a_table_keeps_its_promises"
     ),
     QUERY("a-view-that-shows-fewer-rows-is-sealed", "I11", "rows_now")(
-        '[- or (rows < metadata["rows"] and not may_shrink)-]:', f"{GUARDS}::test_a_batch_that_cannot_be_replayed_is_refused"
+        '[- or (rows < metadata["rows"] and not may_shrink)-]:', "test_a_batch_that_cannot_be_replayed_is_refused"
     ),
     LATE("a-row-that-fills-an-old-gap-is-never-read", "I12", "check_gaps")(
-        "    if rows{+ > 1000+}:\n", f"{GUARDS}::test_a_row_that_fills_an_old_gap_is_noticed"
+        "    if rows{+ > 1000+}:\n", "test_a_row_that_fills_an_old_gap_is_noticed"
     ),
     QUERY("a-row-in-the-place-of-a-deleted-one-is-never-read", "I12", "rows_now")(
         'if rows == metadata["rows"] and [-metadata.get("keys", digest) !=-]{+not+} digest:',
-        f"{GUARDS}::test_gaps_are_remembered_up_to_a_limit",
+        "test_gaps_are_remembered_up_to_a_limit",
     ),
     DELTA("a-file-of-a-delta-snapshot-is-read-twice", "I11", "DeltaCoordinator._page")(
-        "after is None or file.name >{+=+} after)", f"{OF_DELTA}::test_a_snapshot_is_read_on_while_the_table_goes_on"
+        "after is None or file.name >{+=+} after)", "test_a_snapshot_is_read_on_while_the_table_goes_on"
     ),
     DELTA("a-file-of-a-delta-version-is-read-twice", "I11", "DeltaCoordinator._files_of")(
-        "if number >{+=+} taken:", f"{OF_DELTA}::test_rows_are_read_once_by_versions_partitions_and_added_columns"
+        "if number >{+=+} taken:", "test_rows_are_read_once_by_versions_partitions_and_added_columns"
     ),
     DELTA("a-delta-table-made-again-is-read-on", "I11", "DeltaCoordinator._version_of")(
-        'position.commit [-not in (None, commit.digest)-]{+== ""+}',
-        f"{OF_DELTA}::test_a_table_in_the_place_of_another_is_not_read",
+        'position.commit [-not in (None, commit.digest)-]{+== ""+}', "test_a_table_in_the_place_of_another_is_not_read"
     ),
     DELTA("a-delta-table-whose-old-log-is-gone-is-any-table", "I11", "DeltaCoordinator._version_of")(
-        "if commit is {+not +}None and (now", f"{OF_DELTA}::test_a_table_in_the_place_of_another_is_not_read"
+        "if commit is {+not +}None and (now", "test_a_table_in_the_place_of_another_is_not_read"
     ),
     ICEBERG(
         "a-snapshot-that-expired-between-others-is-taken-for-a-rollback", "error:RANGE_EXPIRED", "IcebergCoordinator._after"
-    )(
-        "read is not None and[- not is_cut_after-]{+ read+}",
-        f"{OF_ICEBERG}::test_a_position_whose_snapshot_expired_is_known_by_its_child",
-    ),
+    )("read is not None and[- not is_cut_after-]{+ read+}", "test_a_position_whose_snapshot_expired_is_known_by_its_child"),
     ICEBERG("a-snapshot-of-iceberg-is-read-twice", "I11", "IcebergCoordinator._after")(
-        "return history[numbers.index(last) [-+ 1 -]:]",
-        f"{OF_ICEBERG}::test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table",
+        "return history[numbers.index(last) [-+ 1 -]:]", "test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table"
     ),
     ICEBERG("the-place-in-an-iceberg-snapshot-is-one-file-back", "I12", "IcebergCoordinator._rest_of")(
-        "whole=whole), start=taken[- + 1-])", f"{OF_ICEBERG}::test_a_place_in_a_snapshot_is_a_number_of_files"
+        "whole=whole), start=taken[- + 1-])", "test_a_place_in_a_snapshot_is_a_number_of_files"
     ),
     ICEBERG("another-iceberg-table-of-the-name-is-read-on", "I11", "IcebergCoordinator._after")(
-        "if [-table.uuid != position.table-]{+not table.uuid+}:", f"{OF_ICEBERG}::test_another_table_of_the_name_stops_planning"
+        "if [-table.uuid != position.table-]{+not table.uuid+}:", "test_another_table_of_the_name_stops_planning"
     ),
     PARTITIONED("a-partition-that-vanished-is-left-out", "I11", "PartitionedCoordinator._report_missing")(
-        'if self._kind == "{+non-+}transactional":',
-        "tests/unit/test_inputs.py::test_a_partition_that_is_away_stops_a_transactional_source_only",
+        'if self._kind == "{+non-+}transactional":', "test_a_partition_that_is_away_stops_a_transactional_source_only"
     ),
     CHANGES("a-policy-hides-changes-from-a-follower", "I1", "_connected")(
-        'cursor.execute("SET LOCAL row_security = [-off-]{+on+}")',
-        "tests/conformance/test_recorded_changes.py::test_a_policy_that_hides_changes_stops_a_follower",
+        'cursor.execute("SET LOCAL row_security = [-off-]{+on+}")', "test_a_policy_that_hides_changes_stops_a_follower"
     ),
     SOURCE_CONNECTION("a-limit-of-the-source-s-server-ends-a-read", "I20", MODULE)(
         "SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN {+('none') AND name IN +}",
-        "tests/integration/test_database.py::test_a_source_is_read_without_the_limits_of_its_server",
+        "test_a_source_is_read_without_the_limits_of_its_server",
     ),
 )
