@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from tidegate.state_store.commit.commit_checks import CheckedBatch
+    from tidegate.state_store.commit.author_checks import CheckedBatch
     from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 
 Finds = Callable[["CheckedBatch"], "sa.Select[Any]"]

@@ -36,7 +36,7 @@ from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.operate import recorded_actions
 from tidegate.state_store.pipeline_changes import rebuilds, registration, table_swap
-from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.read_ledger import registered_pipelines
 from tidegate.state_store.states import (
     history_state_view,
     partitions,
@@ -208,7 +208,7 @@ def _upgrade(connection: Connection, specs: Sequence[PipelineSpec], *, may_wait:
 def _rebuild(connection: Connection, specs: Sequence[PipelineSpec], ready: Sequence[PipelineSpec]) -> dict[str, str]:
     """Run the migrations with empty tables of the rebuilt pipelines, put these in place; return why others are refused."""
     for spec in ready:
-        table_swap.empty(connection, spec, pipeline_overview.spec_of_pipeline(connection, spec.name))
+        table_swap.empty(connection, spec, registered_pipelines.spec_of_pipeline(connection, spec.name))
     refused = _migrate_and_compare(connection, specs)
     for spec in ready:
         if spec.name in refused:
@@ -322,7 +322,7 @@ def _new_revision(connection: Connection, specs: Sequence[PipelineSpec], message
     registration.check_states(connection, [spec for spec in specs if spec.name not in begun])
     with connection.begin_nested() as compared:
         for name in begun:
-            table_swap.make_lost(connection, pipeline_overview.spec_of_pipeline(connection, name))
+            table_swap.make_lost(connection, registered_pipelines.spec_of_pipeline(connection, name))
         table_swap.divide_without_rows(connection, specs)
         path = _write_missing(config, message)
         compared.rollback()

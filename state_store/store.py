@@ -41,7 +41,7 @@ from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.ledger.counted_files import TakenFile
 from tidegate.state_store.operate import mended_records, pruning, recorded_actions, redo_refusals
 from tidegate.state_store.pipeline_changes import rebuilds, retirement
-from tidegate.state_store.read_ledger import batch_search, batch_status, pipeline_overview, trace_times, wait_facts
+from tidegate.state_store.read_ledger import batch_search, batch_status, registered_pipelines, trace_times, wait_facts
 from tidegate.state_store.read_ledger.wait_facts import Wait
 from tidegate.state_store.read_states import state_rows as rows_of_states
 from tidegate.state_store.read_states import transform_reads
@@ -447,7 +447,7 @@ class StateStore(Database):
         return self.turns([(pipeline, txid)]).get((pipeline, txid), UNREGISTERED)
 
     processing = reads("reading what is processed", batch_turns.processing)
-    lag = reads("reading the lag", pipeline_overview.lag)
+    lag = reads("reading the lag", registered_pipelines.lag)
 
     def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:
         """Return what each of these pipelines, and its requested txid, waits for, as of one moment.
@@ -462,7 +462,7 @@ class StateStore(Database):
     def losses(self) -> dict[str, str]:
         """Return a sentence for each pipeline that is halted because this database lacks commits, or may."""
         with self._transaction("reading which pipelines there are") as connection:
-            pipelines = pipeline_overview.pipeline_names(connection)
+            pipelines = registered_pipelines.pipeline_names(connection)
         return {name: loss for name, wait in self.waits(dict.fromkeys(pipelines)).items() if (loss := wait.loss)}
 
     def harmful_settings(self) -> list[str]:

@@ -62,7 +62,7 @@ from tidegate.state_store.read_ledger.batch_search import BatchFilter, SearchRes
 from tidegate.state_store.read_ledger.batch_status import BatchHistory, BatchStatus
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.read_ledger.metric_values import PipelineMeasures, measures
-from tidegate.state_store.read_ledger.pipeline_overview import Lag
+from tidegate.state_store.read_ledger.registered_pipelines import Lag
 from tidegate.state_store.read_states import executor_lookup, state_rows
 from tidegate.state_store.read_states.named_query_answers import ask
 from tidegate.state_store.read_states.state_rows import StateReader, changes, version_of

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.state_store.commit.commit_record import Commit
     from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata
     from tidegate.state_store.read_ledger.batch_status import BatchStatus
-    from tidegate.state_store.read_ledger.pipeline_overview import Lag
+    from tidegate.state_store.read_ledger.registered_pipelines import Lag
 
 Verb = Literal["retry", "skip", "pause", "resume", "replay"]
 FINAL_PHASES = ("committed", "skipped")

@@ -26,7 +26,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from tidegate.state_store.attempt import staging_tables
 from tidegate.state_store.attempt.attempts import LockedBatch, StagedPartition
 from tidegate.state_store.base.errors import GuardMismatch, Overflow
-from tidegate.state_store.commit import author_updates, commit_checks, event_windows, merge_expressions
+from tidegate.state_store.commit import author_checks, author_updates, event_windows, merge_expressions
 from tidegate.state_store.commit.author_updates import UpdateBatch
 from tidegate.state_store.commit.combine_batches import MEMORY_MIB, combined, keeps_whole_rows
 from tidegate.state_store.commit.event_windows import EventTime
@@ -65,7 +65,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[Lock
     might fail by itself, as a row has another writer or a sum comes near the limit of its type. Then merge them one by one.
     """
     bad_records = _move_bad_records(connection, spec, batches) if spec.quarantines else [0] * len(batches)
-    checked = {batch.txid: commit_checks.checked_batch(connection, spec, batch) for batch in batches if spec.checks}
+    checked = {batch.txid: author_checks.checked_batch(connection, spec, batch) for batch in batches if spec.checks}
     keys = [0] * len(batches)
     partials: list[dict[str, sa.Select[Any]]] = [{} for _ in batches]
     _update(connection, spec, batches, before=True)
@@ -76,7 +76,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[Lock
     _update(connection, spec, batches, before=False)
     for batch, of_states in zip(batches, partials, strict=True):
         if batch.txid in checked:
-            commit_checks.evaluate(connection, replace(checked[batch.txid], staged=of_states))
+            author_checks.evaluate(connection, replace(checked[batch.txid], staged=of_states))
     return [Merged(*counts) for counts in zip(keys, bad_records, strict=True)]
 
 
@@ -109,7 +109,7 @@ def _merge_state(
     spec: PipelineSpec,
     state: StateSpec,
     batches: Sequence[LockedBatch],
-    checked: Mapping[int, commit_checks.CheckedBatch],
+    checked: Mapping[int, author_checks.CheckedBatch],
 ) -> list[tuple[StagedBatch, int]]:
     """Merge batches into one state; return for each the partials that are not set aside, and the number of rows written."""
     event_time = EventTime(connection, spec, state) if state.window else None
@@ -117,7 +117,7 @@ def _merge_state(
     for batch, sealed in zip(batches, _staged(connection, spec, state, batches), strict=True):
         own = sealed
         if batch.txid in checked:
-            own = commit_checks.without_wrong(connection, checked[batch.txid], state, own)
+            own = author_checks.without_wrong(connection, checked[batch.txid], state, own)
         staged.append(event_time.take(batch.txid, own) if event_time else own)
     written = [own.rows for own in staged]
     if any(written) and event_time and event_time.joins_pieces:

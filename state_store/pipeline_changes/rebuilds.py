@@ -27,7 +27,7 @@ from tidegate.state_store.ledger import batches, cursors, followers, schema_revi
 from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput, position_of
 from tidegate.state_store.operate.action_record import write_action
 from tidegate.state_store.pipeline_changes import registration, table_swap
-from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.read_ledger import registered_pipelines
 from tidegate.state_store.states import range_partitions, state_tables
 
 _MENDED = ("mended_payload", "mended_at", "mended_by", "mended_reason")
@@ -63,7 +63,7 @@ def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool = Tr
     schema_revision.lock_revision(connection)
     cursors.check_in_service(connection, spec.name)
     committed = cursors.committed(connection, spec.name)
-    before = pipeline_overview.spec_of_pipeline(connection, spec.name)
+    before = registered_pipelines.spec_of_pipeline(connection, spec.name)
     if why := _why_not(connection, before, spec, committed):
         raise DeclarationChanged(f"{spec.name} cannot be rebuilt: {why}")
     registration.check_source_change(connection, before.source_identity, before.source_kind, spec)
@@ -300,7 +300,7 @@ def _why_not_ready(connection: Connection, spec: PipelineSpec) -> str | None:
             f"{spec.name} is being rebuilt: {rebuild.name} has committed {txids[rebuild.name]} of its {txids[spec.name]} "
             f"batches. Let it go on: tidegate rebuild {spec.name} --yes"
         )
-    before = pipeline_overview.spec_of_pipeline(connection, spec.name)
+    before = registered_pipelines.spec_of_pipeline(connection, spec.name)
     registration.check_source_change(connection, before.source_identity, before.source_kind, spec)
     registration.check_new_states(connection, before, spec)
     if spec.version <= before.version:

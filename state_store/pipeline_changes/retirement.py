@@ -23,7 +23,7 @@ from tidegate.state_store.ledger import cursors, followers, schema_revision, tab
 from tidegate.state_store.ledger.cursors import Retired
 from tidegate.state_store.operate.action_record import write_action
 from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.read_ledger import pipeline_facts, pipeline_overview
+from tidegate.state_store.read_ledger import pipeline_facts, registered_pipelines
 from tidegate.state_store.states import range_partitions
 
 ENDED = f"{attempts.FENCED}: the pipeline was retired."
@@ -106,7 +106,7 @@ def retire(connection: Connection, pipeline: str, request: Request) -> Retiremen
     already = retired.at is not None
     if request.is_confirmed and not already:
         _write(connection, pipeline, request)
-        retired = pipeline_overview.retired(connection, pipeline)
+        retired = registered_pipelines.retired(connection, pipeline)
     names = _state_tables(connection, pipeline)
     relations = [(name, kind) for name, kind in connection.execute(_RELATIONS, {"pipeline": pipeline})]
     dropped = relations if request.drops_states else []
@@ -145,7 +145,7 @@ def reinstate(connection: Connection, pipeline: str, owner: str, reason: str) ->
             f"{pipeline} cannot be reinstated: its states were dropped ({', '.join(names)}). To count its source again, "
             "declare a pipeline and states of other names."
         )
-    spec = pipeline_overview.spec_of_pipeline(connection, pipeline)
+    spec = registered_pipelines.spec_of_pipeline(connection, pipeline)
     if rebuild := rebuilt_by(spec.declaration):
         raise RangeRefused(
             f"{pipeline} cannot be reinstated: what it has read may have been redone in {rebuild.pipeline} since. Begin "
@@ -185,7 +185,7 @@ def _lock(connection: Connection, pipeline: str) -> tuple[int, Retired]:
     if txid is None:
         raise UnknownPipeline(f"Pipeline {pipeline} is not registered in this database.")
     schema_revision.check_ledger(connection)
-    return txid, pipeline_overview.retired(connection, pipeline)
+    return txid, registered_pipelines.retired(connection, pipeline)
 
 
 def _check_not_read(pipeline: str, others: Sequence[PipelineSpec]) -> None:

@@ -16,7 +16,7 @@ from tidegate.state_store.base import process_exits
 from tidegate.state_store.base.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError, class_and_text
 from tidegate.state_store.declarations.column_spec import ColumnType
 from tidegate.state_store.ledger import cursors
-from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.read_ledger import registered_pipelines
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.states import partitions, state_tables
 
@@ -93,7 +93,7 @@ def _check_names(query: _Query, given: Mapping[str, Any]) -> None:
 
 def _table(connection: Connection, query: _Query, of: str) -> sa.Table:
     pipeline, _, name = of.partition(".")
-    state = pipeline_overview.spec_of_pipeline(connection, pipeline).state(name)
+    state = registered_pipelines.spec_of_pipeline(connection, pipeline).state(name)
     if state is None or not state.is_table:
         raise DeclarationInvalid(f"Query {query.name} reads {of}, and pipeline {pipeline} has no such state.")
     return partitions.readable_table(connection, state)

@@ -21,7 +21,7 @@ from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.column_spec import SNAPSHOT, KeyColumn
 from tidegate.state_store.declarations.pipeline_spec import StateSpec
 from tidegate.state_store.ledger import cursors, tables
-from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.read_ledger import registered_pipelines
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.states import key_lookup, partitions, state_tables
 from tidegate.state_store.states.key_lookup import Row
@@ -122,7 +122,7 @@ class StateReader:
     @contextmanager
     def _snapshot(self, **limits: int) -> Iterator[tuple[Connection, StateSpec, int]]:
         with self._reader.snapshot(f"reading state {self._state}", states=[self._state], **limits) as connection:
-            state = pipeline_overview.spec_of_pipeline(connection, self._pipeline).state(self._state)
+            state = registered_pipelines.spec_of_pipeline(connection, self._pipeline).state(self._state)
             if state is None or not state.is_table:
                 raise UsageError(f"Pipeline {self._pipeline} has no state {self._state}.")
             yield connection, state, cursors.committed(connection, self._pipeline)

@@ -21,7 +21,7 @@ from tidegate.state_store.declarations.column_spec import PREVIOUS_TXID, ColumnT
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateRead, StateSpec
 from tidegate.state_store.ledger import cursors
 from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.read_ledger import registered_pipelines
 from tidegate.state_store.read_states.executor_lookup import Reading
 from tidegate.state_store.states import partitions, state_tables
 from tidegate.state_store.states.key_lookup import ROW
@@ -91,7 +91,7 @@ def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, Q
 def _state(connection: Connection, spec: PipelineSpec, query: StateRead) -> StateSpec:
     begin = f"Pipeline {spec.name} queries {query.of}"
     try:
-        owner = spec if query.pipeline == spec.name else pipeline_overview.spec_of_pipeline(connection, query.pipeline)
+        owner = spec if query.pipeline == spec.name else registered_pipelines.spec_of_pipeline(connection, query.pipeline)
     except UnknownPipeline as error:
         raise DeclarationInvalid(
             f"{begin}, and pipeline {query.pipeline} is not registered. Declare it, then run: tidegate migrate"

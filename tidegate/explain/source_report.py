@@ -17,7 +17,7 @@ from tidegate.state_store.base.settings import Settings
 
 if TYPE_CHECKING:
     from tidegate.state_store import StateStore
-    from tidegate.state_store.read_ledger.pipeline_overview import Lag
+    from tidegate.state_store.read_ledger.registered_pipelines import Lag
 
 _T = TypeVar("_T")
 SHOWN_NAMES = 20

@@ -10,7 +10,7 @@ from functools import cache
 from sqlalchemy import Connection
 
 from tidegate.state_store import Settings
-from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.read_ledger import registered_pipelines
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 
 
@@ -36,5 +36,5 @@ def snapshot_of(pipeline: str, doing: str) -> Iterator[Connection]:
     Raises: the errors of `LedgerReader.snapshot`; UnknownPipeline if it is not registered.
     """
     with reader().snapshot(doing) as connection:
-        pipeline_overview.check_registered(connection, pipeline)
+        registered_pipelines.check_registered(connection, pipeline)
         yield connection

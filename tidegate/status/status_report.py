@@ -13,7 +13,7 @@ from tidegate.state_store.base.settings import Settings
 if TYPE_CHECKING:
     from tidegate.stack import ComponentStatus
     from tidegate.state_store.pipeline_changes.retirement import RetiredPipeline
-    from tidegate.state_store.read_ledger.pipeline_overview import Lag
+    from tidegate.state_store.read_ledger.registered_pipelines import Lag
 
 STATES = {"up": "up", "starting": "...", "stopped": "stopped", "gave up": "failed"}
 PAGE_PATH = "/tidegate/"

@@ -19,7 +19,7 @@ from tidegate.jobs.sources.postgres.late_rows import (
     check_times,
     gaps_of,
 )
-from tidegate.jobs.sources.postgres.refused_functions import check_functions
+from tidegate.jobs.sources.postgres.refused_queries import check_functions
 from tidegate.jobs.sources.postgres.seen_by_plans import PartitionTables, attached, check_attached, partitions_of, snapshot_of
 from tidegate.jobs.sources.postgres.settled_rows import highest_key, settled_by_clock, settled_by_sequence
 from tidegate.jobs.sources.postgres.source import PostgresTable

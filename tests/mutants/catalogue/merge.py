@@ -7,7 +7,7 @@ EXPRESSIONS = in_file("state_store/commit/merge_expressions.py")
 COMBINE = in_file("state_store/commit/combine_batches.py")
 QUARANTINE = in_file("state_store/commit/quarantined_records.py")
 AUTHOR_UPDATES = in_file("state_store/commit/author_updates.py")
-COMMIT_CHECKS = in_file("state_store/commit/commit_checks.py")
+AUTHOR_CHECKS = in_file("state_store/commit/author_checks.py")
 
 
 MUTANTS = (
@@ -69,14 +69,14 @@ MUTANTS = (
         '    {+connection.exec_driver_sql("COMMIT")\n    +}_update(connection, spec, batches, before=False)\n',
         "test_what_a_check_finds_blocks_the_batch_or_is_kept",
     ),
-    COMMIT_CHECKS("a-check-that-finds-something-does-not-block", "I2", "evaluate")(
+    AUTHOR_CHECKS("a-check-that-finds-something-does-not-block", "I2", "evaluate")(
         'if found and check.otherwise == "[-block-]{+never+}":', "test_what_a_check_finds_blocks_the_batch_or_is_kept"
     ),
-    COMMIT_CHECKS("what-a-check-sets-aside-counts-too", "I14", "without_wrong")(
+    AUTHOR_CHECKS("what-a-check-sets-aside-counts-too", "I14", "without_wrong")(
         "staged = staged._replace(rows=staged.rows[- - rows, partials=others-]{+, partials=staged.partials+})",
         "test_what_a_check_finds_is_set_aside",
     ),
-    COMMIT_CHECKS("checks-compare-a-batch-with-replays", "error:CHECK_FAILED", "CheckedBatch.before")(
+    AUTHOR_CHECKS("checks-compare-a-batch-with-replays", "error:CHECK_FAILED", "CheckedBatch.before")(
         "earlier[- & sa.not_(is_replay(self.pipeline, k.txid))-]",
         "test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source",
     ),

@@ -9,7 +9,7 @@ KAFKA_SOURCE = in_file("jobs/sources/kafka/source.py")
 POSTGRES, READ = in_file("jobs/sources/postgres/plan.py"), in_file("jobs/sources/postgres/read.py")
 SOURCE, QUERY = in_file("jobs/sources/postgres/source.py"), in_file("jobs/sources/postgres/table_query.py")
 CONNECTION = in_file("jobs/sources/postgres/source_connection.py")
-ORIGIN, FUNCTIONS = in_file("jobs/sources/postgres/table_origin.py"), in_file("jobs/sources/postgres/refused_functions.py")
+ORIGIN, REFUSED_QUERIES = in_file("jobs/sources/postgres/table_origin.py"), in_file("jobs/sources/postgres/refused_queries.py")
 SEEN, LATE = in_file("jobs/sources/postgres/seen_by_plans.py"), in_file("jobs/sources/postgres/late_rows.py")
 SETTLED = in_file("jobs/sources/postgres/settled_rows.py")
 ERRORS = in_file("state_store/connections/postgres_errors.py")
@@ -153,7 +153,7 @@ MUTANTS = (
         "SELECT own.relation[- UNION SELECT relid FROM pg_partition_ancestors(own.relation)-]",
         "test_a_partition_is_held_back_by_writers_through_its_parent",
     ),
-    FUNCTIONS("tables-within-a-function-are-not-seen", "I12", "check_functions")(
+    REFUSED_QUERIES("tables-within-a-function-are-not-seen", "I12", "check_functions")(
         "in cursor.fetchall(){+ if not name+}]:", "test_tables_that_would_lose_rows_are_refused"
     ),
     LATE("a-server-that-was-restored-is-read-on", "I11", "check_in_time")(

@@ -19,9 +19,9 @@ from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, references_of
 from tidegate.state_store.ledger import batches
 from tidegate.state_store.operate.redo_refusals import check_redoable
-from tidegate.state_store.read_ledger import batch_status, pipeline_overview
+from tidegate.state_store.read_ledger import batch_status, registered_pipelines
 from tidegate.state_store.read_ledger.batch_status import BatchStatus
-from tidegate.state_store.read_ledger.pipeline_overview import Progress
+from tidegate.state_store.read_ledger.registered_pipelines import Progress
 from tidegate.status.run_progress import ranges
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}")
@@ -62,7 +62,7 @@ class Outcome(BaseModel):
 def prospect(pipeline: access.Readable, verb: Verb | Literal["redo"], user: access.User, txid: Txid = None) -> Prospect:
     """Return what an action would do."""
     with ledger_connection.reader().snapshot(f"looking what {verb} of {pipeline} would do") as connection:
-        found = pipeline_overview.progress_of(connection, pipeline)
+        found = registered_pipelines.progress_of(connection, pipeline)
         will, refusal = _Prospects(connection, found, txid).of(verb)
     if not access.is_allowed(user, access.ACT, pipeline):
         refusal = access.may_not_change(pipeline)
@@ -190,7 +190,7 @@ def _registered_spec(pipeline: str) -> PipelineSpec:
         message = f"The code of {pipeline} cannot be imported: {class_and_text(error)}"
         raise Refusal(409, "NOT_LOADED", f"{message}. Correct it, then try again.") from error
     with ledger_connection.reader().snapshot(f"reading the declaration of {pipeline}") as connection:
-        if pipeline_overview.fingerprint_of(connection, pipeline) != spec.fingerprint:
+        if registered_pipelines.fingerprint_of(connection, pipeline) != spec.fingerprint:
             raise DeclarationChanged(
                 f"The declaration of {pipeline} that the api-server has imported is not the registered one. If the code is "
                 "newer than the api-server, restart that; otherwise run: tidegate migrate"

@@ -14,7 +14,7 @@ from tidegate.page.shared_models import LARGEST, WITHOUT_NUL, Action, Number, Tx
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import cursors
-from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview, wait_facts
+from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, registered_pipelines, wait_facts
 from tidegate.state_store.read_ledger.batch_phases import PHASES, Phase
 from tidegate.state_store.read_ledger.batch_search import BatchFilter
 from tidegate.state_store.read_ledger.batch_status import BatchHistory
@@ -210,7 +210,7 @@ def batches(
     with ledger_connection.snapshot_of(pipeline, f"reading batches of {pipeline}") as connection:
         found = batch_search.search(connection, pipeline, wanted, before, limit)
         rows = batch_details.rows(connection, found.batches)
-        now = pipeline_overview.moment(connection)
+        now = registered_pipelines.moment(connection)
     return Batches(now=now, batches=[BatchRow(**row) for row in rows], next=found.before)
 
 
@@ -230,7 +230,7 @@ def timeline_of(
         last = to - first + 1
     with ledger_connection.snapshot_of(pipeline, f"reading the timeline of {pipeline}") as connection:
         found = timeline(connection, pipeline, first, last)
-        now = pipeline_overview.moment(connection)
+        now = registered_pipelines.moment(connection)
     return Timeline(now=now, cursor=found.cursor, batches=[TimelineBatch(**batch) for batch in found.batches])
 
 
@@ -239,7 +239,7 @@ def batch(request: Request, pipeline: access.Readable, txid: Number, user: acces
     """Return everything about one batch."""
     with wait_facts.moment(ledger_connection.reader(), f"reading {pipeline} {txid}", [pipeline]) as moment:
         connection = moment.connection
-        pipeline_overview.check_registered(connection, pipeline)
+        registered_pipelines.check_registered(connection, pipeline)
         known = batch_status.batch_history(connection, pipeline, txid)
         (row,) = batch_details.rows(connection, [known.status])
         totals = quarantined_records.totals(connection, pipeline, txid)
@@ -247,7 +247,7 @@ def batch(request: Request, pipeline: access.Readable, txid: Number, user: acces
         why = explain(moment, pipeline, txid)
         has_next = bool(batch_status.batch_statuses(connection, pipeline, [txid + 1], 1))
         cursor = cursors.committed(connection, pipeline)
-        now = pipeline_overview.moment(connection)
+        now = registered_pipelines.moment(connection)
     return Batch(
         now=now,
         cursor=cursor,

@@ -12,9 +12,9 @@ from tidegate.page import access, ledger_connection
 from tidegate.page.declared_pipelines import declared
 from tidegate.page.shared_models import Action, Column, columns_of
 from tidegate.state_store.declarations.pipeline_spec import StateSpec, exactly_once
-from tidegate.state_store.read_ledger import batch_status, pipeline_overview, wait_facts
+from tidegate.state_store.read_ledger import batch_status, registered_pipelines, wait_facts
 from tidegate.state_store.read_ledger.batch_phases import Phase
-from tidegate.state_store.read_ledger.pipeline_overview import Progress
+from tidegate.state_store.read_ledger.registered_pipelines import Progress
 
 router = APIRouter(prefix="/api")
 _TROUBLE = {"error": 0, "warning": 1, "info": 3, "ok": 4}
@@ -37,7 +37,7 @@ class Paused(BaseModel):
 
 
 class PipelineRow(BaseModel):
-    """A pipeline's progress, as `tidegate.state_store.read_ledger.pipeline_overview.Progress` defines it, and why it waits."""
+    """A pipeline's progress (`tidegate.state_store.read_ledger.registered_pipelines.Progress`), and why it waits."""
 
     name: str
     description: str
@@ -105,8 +105,8 @@ def pipelines(
     with wait_facts.moment(ledger_connection.reader(), "reading the overview", mine) as moment:
         whys = root_causes(moment, mine)
         shown = sorted(whys, key=lambda name: (_trouble(whys[name]), name))[:limit]
-        found = {row.pipeline: row for row in pipeline_overview.progress(moment.connection, shown)}
-        now = pipeline_overview.moment(moment.connection)
+        found = {row.pipeline: row for row in registered_pipelines.progress(moment.connection, shown)}
+        now = registered_pipelines.moment(moment.connection)
     may_act = access.allowed(user, access.ACT, shown)
     rows = [_row(found[name], whys[name], name in may_act) for name in shown if name in found]
     rows.sort(key=lambda row: (_trouble(row.why), -(row.lag_seconds or 0), row.name))
@@ -117,10 +117,10 @@ def pipelines(
 def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDetail:
     """Return one pipeline."""
     with wait_facts.moment(ledger_connection.reader(), f"reading pipeline {pipeline}", [pipeline]) as moment:
-        found = pipeline_overview.progress_of(moment.connection, pipeline)
+        found = registered_pipelines.progress_of(moment.connection, pipeline)
         causes = explain(moment, pipeline).causes
         actions = batch_status.newest_actions(moment.connection, pipeline)
-        now = pipeline_overview.moment(moment.connection)
+        now = registered_pipelines.moment(moment.connection)
     spec = found.spec
     is_exactly_once = all(exactly_once(spec.source_kind, state.kind) for state in spec.states)
     return PipelineDetail(
@@ -136,7 +136,7 @@ def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDet
 
 def _names() -> list[str]:
     with ledger_connection.reader().snapshot("reading the pipelines") as connection:
-        return pipeline_overview.pipeline_names(connection)
+        return registered_pipelines.pipeline_names(connection)
 
 
 def _trouble(why: Cause) -> int:

@@ -21,7 +21,7 @@ from tidegate.page.shared_models import Column, as_json, columns_of
 from tidegate.state_store.base.errors import StoreUnavailable, UsageError
 from tidegate.state_store.declarations.pipeline_spec import StateSpec
 from tidegate.state_store.ledger import cursors
-from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.read_ledger import registered_pipelines
 from tidegate.state_store.read_states import state_rows
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}/states")
@@ -179,7 +179,7 @@ def _field(value: str) -> str:
 
 
 def _state(connection: Connection, pipeline: str, name: str) -> StateSpec:
-    spec = pipeline_overview.spec_of_pipeline(connection, pipeline).state(name)
+    spec = registered_pipelines.spec_of_pipeline(connection, pipeline).state(name)
     if spec is None or not spec.is_table:
         raise Refusal(404, "UNKNOWN_STATE", f"{pipeline} has no state {name}.")
     return spec

@@ -1,4 +1,4 @@
-"""One row per pipeline for people: progress, lag, speed, pause, quarantine, phases of the uncommitted batches.
+"""The registered pipelines: their declarations, and one row each for people: progress, lag, speed, pause, quarantine, phases.
 
 Every query is bounded, however many batches the ledger has: it looks up the cursor, the newest batch and the next one, and
 reads a limited number of rows around the cursor.
