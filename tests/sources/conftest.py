@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import steps
-from tests.sources.planning import SCHEMA
+from tests.sources.in_process import SCHEMA
 from tests.sources.shop import shop, shops
 from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.compute.shortcuts import Routing, choose

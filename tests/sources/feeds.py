@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.conformance.conftest import Flow, Stream
 from tests.conftest import register_pipelines
+from tests.sources.in_process import SCHEMA
 from tests.sources.lake_tables import DeltaLakeTable, IcebergTable
-from tests.sources.planning import SCHEMA
 from tests.statements import execute
 from tidegate.jobs import Changes, Files, FixedBatches, Inputs, Pipeline, PostgresTable, Rows
 from tidegate.jobs.testing import NotPossible

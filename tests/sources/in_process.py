@@ -18,12 +18,11 @@ import pyarrow as pa
 import pytest
 
 from tests.batches import stage
-from tests.sources.planning import plan
 from tests.store import Attempt, Tracked
 from tidegate.jobs import Files, State
 from tidegate.jobs.engine.processing import Processor
-from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
-from tidegate.jobs.sources.binding import emitter_of
+from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Source
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.column_types import parse_type
 from tidegate.jobs.sources.data_files import DataFilesSource
 from tidegate.jobs.sources.files.formats.parquet import ParquetReader
@@ -33,6 +32,25 @@ from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, TidegateError
 
 NO_FIT = "the record does not fit the schema: "
+SCHEMA = {"name": "string", "amount": "int"}
+
+
+def plan(settings: Settings, source: Source, previous: Any = None, current: Any = None) -> Any:
+    """Return the metadata of the batch after a batch, of a plan of its own; None if there is nothing new."""
+    return coordinator_of(source, settings).initialize_transaction(1 if previous is None else 2, previous, current)
+
+
+def batches(settings: Settings, source: Source, previous: Any = None) -> list[Any]:
+    """Return the metadata of all batches after a batch, of a plan of its own for each."""
+    found = []
+    while previous := plan(settings, source, previous):
+        found.append(previous)
+    return found
+
+
+def names(metadata: Any) -> list[str]:
+    """Return the names of the files of a batch."""
+    return [file["name"] for file in metadata.get("files") or metadata["data_files"]]
 
 
 class Rows:

@@ -1,7 +1,12 @@
 """Tables of names and amounts as delta-rs and PyIceberg write them, and as both read them: the tests' oracles."""
 
+import atexit
 import json
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -10,15 +15,28 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from tests.sources.iceberg_catalog import catalog
-from tests.sources.in_process import Table
-from tests.sources.planning import SCHEMA
+from tests.sources.in_process import SCHEMA, Table
 from tidegate.jobs import Delta, Iceberg
 from tidegate.state_store import Settings
+
+_folder = tempfile.mkdtemp(prefix="tidegate-iceberg-")
+atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+os.environ |= {  # PyIceberg reads the environment once, when it is imported
+    "PYICEBERG_CATALOG__LAKE__TYPE": "sql",
+    "PYICEBERG_CATALOG__LAKE__URI": f"sqlite:///{_folder}/catalog.db",
+    "PYICEBERG_CATALOG__LAKE__WAREHOUSE": f"file://{_folder}/warehouse",
+}
+
+from pyiceberg.catalog import Catalog, load_catalog  # noqa: E402
 
 TYPES = pa.schema([("name", pa.string()), ("amount", pa.int32())])
 Row = tuple[str | None, int]
 _numbers = count(1)
+
+
+@cache
+def catalog() -> Catalog:
+    return load_catalog("lake")
 
 
 def rows_of(*rows: Row) -> pa.Table:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import pytest
 
-from tests.sources.planning import SCHEMA, plan
+from tests.sources.in_process import SCHEMA, plan
 from tests.statements import execute
 from tests.store import Attempt
 from tidegate.jobs import PostgresTable

@@ -8,8 +8,7 @@ import pytest
 from tests import steps
 from tests.conftest import register_pipelines
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import counted_here, twin
-from tests.sources.planning import SCHEMA
+from tests.sources.in_process import SCHEMA, counted_here, twin
 from tests.statements import execute
 from tests.store import Redo, cursors, project, range_partitions, registration
 from tidegate import migrations

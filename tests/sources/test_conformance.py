@@ -11,8 +11,7 @@ from pyspark.sql import functions as F
 
 from tests.crashes import IN_FULL
 from tests.sources.feeds import FEEDS, FixedFeed
-from tests.sources.in_process import ThisProcess
-from tests.sources.planning import SCHEMA
+from tests.sources.in_process import SCHEMA, ThisProcess
 from tidegate.jobs import Count, FixedBatches, Pipeline, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.fixed_batches import FixedCoordinator, FixedEmitter

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.sources.in_process import SCHEMA
 from tests.sources.lake_tables import DeltaLakeTable
-from tests.sources.planning import SCHEMA
 from tidegate.jobs.sources.delta import plan
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable

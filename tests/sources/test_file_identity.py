@@ -20,8 +20,7 @@ import pytest
 from tests import steps
 from tests.crashes import Crash
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import counted_here
-from tests.sources.planning import SCHEMA
+from tests.sources.in_process import SCHEMA, counted_here
 from tidegate.explain.why import explain
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.engine import committing

@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.types import IntegerType, StringType
 
-from tests.sources.iceberg_catalog import catalog
-from tests.sources.lake_tables import IcebergTable, path_of, rows_of
-from tests.sources.planning import SCHEMA, names
+from tests.sources.in_process import SCHEMA, names
+from tests.sources.lake_tables import IcebergTable, catalog, path_of, rows_of
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnreadable
 

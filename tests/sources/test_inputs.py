@@ -12,9 +12,8 @@ from pyspark.sql import functions as F
 
 from tests import steps
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import counted_here, twin
+from tests.sources.in_process import SCHEMA, counted_here, twin
 from tests.sources.lake_tables import DeltaLakeTable, IcebergTable, rows_of
-from tests.sources.planning import SCHEMA
 from tests.statements import execute
 from tidegate.jobs import Files, Inputs, Pipeline, PostgresTable, Reference, Rows
 from tidegate.jobs.compute.sessions.session import spark_session

@@ -20,10 +20,8 @@ from pyiceberg.utils.config import Config
 from tests import steps
 from tests.sources.conftest import Inbox
 from tests.sources.feeds import FilesFeed
-from tests.sources.iceberg_catalog import load_catalog
-from tests.sources.in_process import Follower, ThisProcess, counted_here, read
-from tests.sources.lake_tables import DeltaLakeTable, rows_of
-from tests.sources.planning import SCHEMA, batches, names, plan
+from tests.sources.in_process import SCHEMA, Follower, ThisProcess, batches, counted_here, names, plan, read
+from tests.sources.lake_tables import DeltaLakeTable, load_catalog, rows_of
 from tests.sources.s3 import Bucket, S3Server, VersioningServer, running_server
 from tests.store import Attempt
 from tidegate.jobs import Delta, Files, Iceberg

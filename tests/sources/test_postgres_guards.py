@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
-from tests.sources.planning import batches
+from tests.sources.in_process import batches
 from tests.sources.shop import CREATE, DATED, DRAWN, ORDERS, Shop, by_query, meanwhile, refused
 from tests.statements import execute
 from tests.store import encode_metadata

@@ -15,7 +15,7 @@ from psycopg2.errors import LockNotAvailable
 
 from tests.postgres_versions import AnyPostgres, running
 from tests.sources.conftest import Inbox
-from tests.sources.planning import batches
+from tests.sources.in_process import batches
 from tests.sources.shop import CREATE, DATED, ORDERS, SECONDS, Shop, by_query, refused
 from tests.store import STACK_FOLDER, lock_holders
 from tidegate.jobs import PostgresTable

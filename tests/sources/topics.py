@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import PySparkException
 
 from tests.servers import Server
-from tests.sources.planning import plan
+from tests.sources.in_process import plan
 from tests.store import Attempt
 from tidegate.jobs import Kafka
 from tidegate.jobs.compute.sessions.session import spark_session
