@@ -22,6 +22,7 @@ from tests.store import Attempt
 from tidegate.jobs import Files
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
+from tidegate.jobs.sources.files.formats import parquet
 from tidegate.jobs.spark.task_errors import reported_in
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
@@ -211,7 +212,9 @@ def check_all(settings: Settings, spark: Any) -> None:
     assert outcomes["refused"]
 
 
-def test_our_tasks_read_drawn_parquet_files_as_they_are_or_refuse_them(tmp_path: Path) -> None:
+@pytest.mark.promise("limit:TASK_BYTES")
+def test_our_tasks_read_drawn_parquet_files_as_they_are_or_refuse_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "TASK_BYTES", 1000)
     check_all(Settings(home=tmp_path, min_file_age_seconds=0), None)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,7 +26,6 @@ from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.column_types import parse_type
-from tidegate.jobs.sources.files.formats import parquet
 from tidegate.jobs.sources.files.formats.records import typed_values
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
 from tidegate.state_store import StateStore
@@ -47,18 +45,15 @@ def parquet_of(table: pa.Table, **options: Any) -> bytes:
     return sink.getvalue()
 
 
-@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York"])
-def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past(zone: str) -> None:
+def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past() -> None:
     texts = ["2036-07-01 12:00:00", "2037-07-01 12:00:00", "2050-07-01 12:00:00", "2050-01-01 12:00:00", "9999-07-01 12:00:00"]
-    column, bad = typed_values.from_texts(parse_type("timestamp"), pa.array([*texts, None]), zone)
-    assert bad == {}
-    assert column.to_pylist() == [*(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)) for text in texts), None]
-    no_one_moment = {
-        "Europe/Berlin": ("2024-10-27 02:30:00", "2024-03-31 02:30:00", "2050-10-30 02:30:00"),
-        "America/New_York": ("2024-11-03 01:30:00", "2024-03-10 02:30:00", "2050-11-06 01:30:00"),
-    }
-    for text in no_one_moment[zone]:
-        assert list(typed_values.from_texts(parse_type("timestamp"), pa.array([text]), zone)[1]) == [0], text
+    for zone, *no_one_moment in (
+        ("Europe/Berlin", "2024-10-27 02:30:00", "2024-03-31 02:30:00", "2050-10-30 02:30:00"),
+        ("America/New_York", "2024-11-03 01:30:00", "2024-03-10 02:30:00", "2050-11-06 01:30:00"),
+    ):
+        column, bad = typed_values.from_texts(parse_type("timestamp"), pa.array([*texts, None, *no_one_moment]), zone)
+        moments = [datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)) for text in texts]
+        assert (column.to_pylist()[:6], list(bad)) == ([*moments, None], [6, 7, 8])
 
 
 GOOD = '{"name": "a", "amount": 1}\n'
@@ -119,23 +114,8 @@ def test_a_bad_record_is_refused_with_file_and_line(folder: Folder) -> None:
 def test_a_column_that_a_parquet_file_lacks_is_refused_or_declared_null(folder: Folder) -> None:
     folder.write("1.parquet", parquet_of(rows_of(("a", 1)).select(["amount"])))
     folder.write("2.parquet", parquet_of(pa.table({"other": [4]})))
-    lenient = replace(PARQUET, missing="null")
-    assert folder.rows(lenient) == [(None, 1), (None, None)]
+    assert folder.rows(replace(PARQUET, missing="null")) == [(None, 1), (None, None)]
     assert "column name of the schema is missing; it has amount" in folder.refused(PARQUET)
-
-
-@pytest.mark.promise("limit:TASK_BYTES")
-def test_pandas_default_parquet_is_read(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "TASK_BYTES", 1_000)
-    frame = pd.DataFrame({"t": pd.date_range("2024-01-01", periods=300, freq="1s"), "n": range(300)}, index=range(5, 305))
-    frame.iloc[1:].to_parquet(folder.path / "01.parquet", row_group_size=50)
-    instants = pa.table({"t": frame["t"].dt.tz_localize("UTC"), "n": frame["n"]})
-    folder.write("02.parquet", parquet_of(instants, use_deprecated_int96_timestamps=True, compression="brotli"))
-
-    local = folder.rows(Files("inbox", glob="01*", schema={"n": "bigint", "t": "timestamp_ntz"}))
-    assert sorted(local) == [(n, t.to_pydatetime()) for n, t in enumerate(frame["t"])][1:]
-    there = folder.rows(Files("inbox", glob="02*", schema={"n": "decimal(19,0)", "t": "timestamp"}))
-    assert sorted(there) == [(n, t.to_pydatetime().replace(tzinfo=UTC)) for n, t in enumerate(frame["t"])]
 
 
 def test_a_parquet_row_with_a_value_that_does_not_fit_is_set_aside(folder: Folder) -> None:
@@ -249,18 +229,21 @@ def test_a_planned_file_that_changed_is_refused_until_it_is_back(folder: Folder,
         emitter.verify_batch(attempt, metadata)
 
 
-@pytest.mark.parametrize("puts_back", ["the file itself", "its content"])
-def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal(folder: Folder, puts_back: str) -> None:
+def content_put_back(aside: Path, file: Path) -> None:
+    file.write_bytes(aside.read_bytes())
+
+
+@pytest.mark.parametrize("put_back", [Path.replace, content_put_back])
+def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal(
+    folder: Folder, put_back: Callable[[Path, Path], object]
+) -> None:
     file = folder.write("01.csv", f"{HEADER}a,1\n")
-    planned, aside, metadata = file.read_bytes(), file.with_name("aside"), folder.plan(CSV)
+    metadata = folder.plan(CSV)
     attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(CSV, None, folder.settings)
     emitter.facts(attempt, metadata)
-    file.rename(aside)
+    aside = file.rename(file.with_name("aside"))
     folder.write("01.csv", f"{HEADER}a,2\n")
-    if puts_back == "its content":
-        file.write_bytes(planned)
-    else:
-        aside.replace(file)
+    put_back(aside, file)
     with pytest.raises(RowsLost, match=r"01\.csv was touched, or replaced and put back, while it was read"):
         emitter.verify_batch(attempt, metadata)
 
@@ -274,18 +257,11 @@ def test_another_source_of_files_is_another_declaration() -> None:
         assert replace(files, **{name: value}).identity != files.identity, name
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("mode", "DROPMALFORMED"),
-        ("dateFormat", "MM-dd"),
-        ("timestampFormat", "yyyy-MM-dd hh:mm"),
-        ("timestampFormat", "yyyy-MM-dd HH:mm:ss.SSSSSSSSS"),
-    ],
-)
-def test_an_option_by_which_values_are_dropped_made_up_or_cut_off_is_refused(option: str, value: str) -> None:
-    with pytest.raises(ValueError, match=f"cannot take the option (?i:{option})"):
-        Files("inbox", format="csv", schema=SCHEMA, options={option: value})
+def test_an_option_by_which_values_are_dropped_made_up_or_cut_off_is_refused() -> None:
+    times = [("timestampFormat", f"yyyy-MM-dd {form}") for form in ("hh:mm", "HH:mm:ss.SSSSSSSSS")]
+    for option, value in [("mode", "DROPMALFORMED"), ("dateFormat", "MM-dd"), *times]:
+        with pytest.raises(ValueError, match=f"cannot take the option (?i:{option})"):
+            Files("inbox", format="csv", schema=SCHEMA, options={option: value})
 
 
 # With Spark, which returns what parsers read in this process; what it refuses or loses is never sealed.
