@@ -79,15 +79,12 @@ def test_a_plan_waits_only_for_the_writers_it_found(shop: Shop) -> None:
         "SELECT o.id, t.name, o.amount FROM orders o JOIN titles t ON t.code = o.name -- with a comment at its end",
         "WITH all_orders AS (SELECT * FROM orders) SELECT id, name, amount FROM all_orders;",
         "SELECT id, unnest(ARRAY[name]) AS name, amount FROM orders WHERE amount IN (SELECT * FROM generate_series(1, 9))",
-        "SELECT DISTINCT id, (SELECT n.name FROM orders AS n WHERE n.id >= o.id ORDER BY n.id LIMIT 1) AS name, amount"
-        " FROM orders AS o",
+        "SELECT DISTINCT id, (SELECT name FROM orders n WHERE n.id >= o.id ORDER BY id LIMIT 1) AS name, amount FROM orders o",
     ],
 )
 def test_writers_of_tables_in_a_query_are_waited_for(shop: Shop, query: str) -> None:
-    shop.run(
-        "CREATE VIEW goods AS SELECT id, name, amount FROM orders WHERE amount > 0; CREATE TABLE titles (code text, name text)"
-    )
-    shop.execute("INSERT INTO titles VALUES ('n1', 'Paper'), ('n2', 'Ink')")
+    shop.run("CREATE TABLE titles (code text, name text); INSERT INTO titles VALUES ('n1', 'Paper'), ('n2', 'Ink')")
+    shop.execute("CREATE VIEW goods AS SELECT id, name, amount FROM orders WHERE amount > 0")
     shop.sell(2)
     source, is_joined = by_query(ORDERS, query), "titles" in query
     read = shop.read(source, shop.plan(source))
@@ -253,25 +250,16 @@ def test_a_wider_type_has_each_value(shop: Shop) -> None:
         refused(shop, source, SourceUnreadable, message=f"which cannot be read as {declared}")
 
 
-@pytest.mark.parametrize(
-    ("postgres_type", "value", "spark_type"),
-    [
-        ("bigint", "2147483648", "int"),
-        ("numeric", "1.005", "decimal(10,2)"),
-        ("numeric", "1000", "decimal(5,2)"),
-        ("timestamptz", "infinity", "timestamp"),
-        ("date", "0044-03-15 BC", "date"),
-    ],
-)
-def test_a_value_that_does_not_fit_fails_with_column_and_key(
-    shop: Shop, postgres_type: str, value: str, spark_type: str
-) -> None:
-    source = table_of(shop, postgres_type, spark_type, *[None] * 100, value, None)
-    message = (
-        rf"^Table odd, row id=101: v='{re.escape(value)}' does not fit {re.escape(spark_type)}.*CASE WHEN \.\.\. THEN v END"
-    )
-    with pytest.raises(MalformedRecord, match=message):
-        shop.rows(source, shop.plan(source))
+MISFITS = [("bigint", "2147483648", "int"), ("numeric", "1.005", "decimal(10,2)"), ("numeric", "1000", "decimal(5,2)")]
+MISFITS += [("timestamptz", "infinity", "timestamp"), ("date", "0044-03-15 BC", "date")]
+
+
+def test_a_value_that_does_not_fit_fails_with_column_and_key(shop: Shop) -> None:
+    for postgres_type, value, spark_type in MISFITS:
+        source = table_of(shop, postgres_type, spark_type, *[None] * 100, value, None)
+        misfit = re.escape(f"row id=101: v='{value}' does not fit {spark_type}")
+        with pytest.raises(MalformedRecord, match=rf"^Table odd, {misfit}.*CASE WHEN \.\.\. THEN v END"):
+            shop.rows(source, shop.plan(source))
 
 
 def test_long_texts_and_many_rows_pass_through_blocks(shop: Shop) -> None:
@@ -302,10 +290,13 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyPostgres]:
     home = tmp_path_factory.mktemp("other")
     (home / STACK_FOLDER).mkdir(mode=0o711)
     with ExitStack() as ports, running(AnyPostgres(home, reserve_port(None, ports), max_prepared_transactions=5)) as server:
-        server.execute("GRANT CONNECT ON DATABASE postgres TO tidegate_owner, tidegate_stager")
-        server.execute("GRANT CREATE ON SCHEMA public TO tidegate_owner")
-        server.execute("GRANT CREATE ON DATABASE postgres TO tidegate_owner")
-        server.execute("GRANT pg_read_all_stats TO tidegate_stager, tidegate_owner")
+        for granted in (
+            "CONNECT ON DATABASE postgres",
+            "CREATE ON SCHEMA public",
+            "CREATE ON DATABASE postgres",
+            "pg_read_all_stats",
+        ):
+            server.execute(f"GRANT {granted} TO tidegate_owner, tidegate_stager")
         yield server
 
 
