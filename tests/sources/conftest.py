@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import steps
-from tests.sources.in_process import SCHEMA
+from tests.sources.in_process import SCHEMA, Folder, refusal
 from tests.sources.shop import shop, shops
 from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.compute.shortcuts import Routing, choose
@@ -24,18 +24,13 @@ class Inbox:
     """The folder `inbox`, others beside it, and a pipeline named `inbox` too, so that all tests share one Spark session."""
 
     routing: Routing = staticmethod(choose)
+    write = Folder.write
 
     def __init__(self, settings: Settings, register: Callable[..., None]) -> None:
         self.settings = settings
-        self.folder = settings.home / "inbox"
+        self.folder = self.path = settings.home / "inbox"
         self.folder.mkdir()
         self._register = register
-
-    def write(self, name: str, content: bytes | str) -> Path:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
 
     def put(self, folder: str, rows: Iterable[tuple], *, columns: Iterable[str] = SCHEMA, name: str | None = None) -> Path:
         """Write a CSV file into a folder beside the inbox; without a name, after the others there."""
@@ -68,27 +63,22 @@ class Inbox:
         return [{name: row[name] for name in row if name != "txid"} for row in self.all_rows(pipeline, state)]
 
     def all_rows(self, pipeline: Pipeline, state: str) -> list[Mapping[str, Any]]:
-        spec = pipeline.spec.state(state)
-        assert spec is not None
         with StateStore.connect(self.settings) as store:
-            return list(store.state_rows(spec))
+            return list(store.state_rows(pipeline.spec.state(state)))
 
     def refused(self, pipeline: Pipeline, error: type[TidegateError], txid: int = 1, **options: Any) -> str:
         """Process a planned batch, check that it is refused without side effects, and return the error's line."""
         state = next(iter(pipeline.states))
         before = self.all_rows(pipeline, state)
-        with pytest.raises(error) as refusal:
-            steps.process(self.settings, pipeline, txid, owner="test", **{"routing": self.routing, **options})
-        message = str(refusal.value)
-        assert type(refusal.value) is error
-        assert "\n" not in message
+        options = {"owner": "test", "routing": self.routing, **options}
+        message = refusal(error, lambda: steps.process(self.settings, pipeline, txid, **options))
         assert self.all_rows(pipeline, state) == before
         with StateStore.connect(self.settings) as store:
             assert store.committed("inbox") == txid - 1
             history = store.batch_history("inbox", txid)
         assert history.status.phase == "halted"
         assert message in (history.status.waits_for or "")
-        assert history.attempts[-1]["error"] == f"{refusal.value.code}: {message}"
+        assert history.attempts[-1]["error"] == f"{error('').code}: {message}"
         sealed = [attempt["attempt"] for attempt in history.attempts if attempt["sealed_at"]]
         assert [seal["attempt"] for seal in history.seals] == sealed
         assert history.attempts[-1]["attempt"] not in sealed

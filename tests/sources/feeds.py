@@ -1,6 +1,5 @@
 """Feeds put rows into sources, for the conformance suite and the engine's tests."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -9,7 +8,7 @@ from typing import Any
 
 from tests.conformance.conftest import Flow, Stream
 from tests.conftest import register_pipelines
-from tests.sources.in_process import SCHEMA
+from tests.sources.in_process import SCHEMA, overwrite
 from tests.sources.lake_tables import DeltaLakeTable, IcebergTable
 from tests.statements import execute
 from tidegate.jobs import Changes, Files, FixedBatches, Inputs, Pipeline, PostgresTable, Rows
@@ -48,10 +47,7 @@ class Disk:
     def put(self, key: str, content: bytes | str) -> None:
         """Write a file; one that is there keeps its times, so that only its content differs."""
         path = self.folder / key
-        times = (path.stat().st_atime_ns, path.stat().st_mtime_ns) if path.exists() else None
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        if times:
-            os.utime(path, ns=times)
+        (overwrite if path.exists() else Path.write_bytes)(path, content.encode() if isinstance(content, str) else content)
 
     def get(self, key: str) -> bytes:
         return (self.folder / key).read_bytes()
@@ -119,9 +115,7 @@ class LakeFeed(Feed):
     def change(self) -> None:
         """Change a byte of each data file, but restore sizes and times."""
         for path in self._table.folder.rglob("*.parquet"):
-            before, content = path.stat(), path.read_bytes()
-            path.write_bytes(content.replace(b"row 0", b"row 9"))
-            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+            overwrite(path, path.read_bytes().replace(b"row 0", b"row 9"))
 
 
 class FixedFeed(Feed):

@@ -7,6 +7,7 @@
 `test_files.py` compares what is read here with what Spark returns.
 """
 
+import os
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,6 +47,22 @@ def batches(settings: Settings, source: Source, previous: Any = None) -> list[An
     while previous := plan(settings, source, previous):
         found.append(previous)
     return found
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Change only the content of a file, and no time."""
+    times = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def refusal(error: type[TidegateError], act: Callable[[], object], message: str | None = None) -> str:
+    """Check that exactly this error is raised, in one line that has what matches; return the line."""
+    with pytest.raises(error, match=message) as refused:
+        act()
+    assert type(refused.value) is error
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
 
 
 def names(metadata: Any) -> list[str]:
@@ -119,11 +136,7 @@ class Folder:
 
     def refused(self, source: Files, error: type[TidegateError] = MalformedRecord) -> str:
         """Plan a batch that is refused, and return the error's line; what is wrong with a record is its flag, too."""
-        with pytest.raises(error) as refusal:
-            self.read(source)
-        message = str(refusal.value)
-        assert type(refusal.value) is error
-        assert "\n" not in message
+        message = refusal(error, lambda: self.read(source))
         place, is_record, why = message.partition(f": {NO_FIT}")
         if is_record:
             bad = next(record for record in self.read(source, flagged=True) if record[REFUSAL])
@@ -152,9 +165,7 @@ def read(settings: Settings, source: Any, metadata: Any, *, spark: Any = None, f
     return list(rows)
 
 
-def by_own_tasks(
-    reader: ParquetReader, attempt: Attempt, metadata: Mapping[str, Any], *, flagged: bool = False
-) -> list[dict[str, Any]]:
+def by_own_tasks(reader: ParquetReader, attempt: Attempt, metadata: Any, *, flagged: bool = False) -> list[dict[str, Any]]:
     types = {name: parse_type(kind).arrow for name, kind in reader._columns.items()}
     reader._check_files(attempt, metadata)
     tasks = reader._tasks(zip(reader._files, reader._read_footers(types), strict=True))

@@ -28,6 +28,7 @@ os.environ |= {  # PyIceberg reads the environment once, when it is imported
 }
 
 from pyiceberg.catalog import Catalog, load_catalog  # noqa: E402
+from pyiceberg.io.pyarrow import _dataframe_to_data_files  # noqa: E402
 
 TYPES = pa.schema([("name", pa.string()), ("amount", pa.int32())])
 Row = tuple[str | None, int]
@@ -113,8 +114,6 @@ class IcebergTable(Table):
 
     def compact(self) -> None:
         """Write all files again as one, as rewrite_data_files does: by a snapshot that replaces files and changes no row."""
-        from pyiceberg.io.pyarrow import _dataframe_to_data_files  # noqa: PLC0415 - after the environment is set
-
         iceberg = self.iceberg
         with iceberg.transaction() as transaction, transaction.update_snapshot().overwrite() as update:
             for task in iceberg.scan().plan_files():

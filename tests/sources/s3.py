@@ -15,6 +15,7 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
+from tests.checkout import REPOSITORY
 from tests.jars import S3PROXY, fetch_or_skip
 from tidegate.jobs.sources.files.stores import object_places
 from tidegate.stack.components import java_libraries
@@ -23,8 +24,7 @@ from tidegate.stack.components.spark import java_program
 
 KEY, SECRET = "tidegate-tests", "not-a-secret-of-anyone"
 SECONDS = 60
-PROJECT = Path(__file__).resolve().parents[2]
-PAGE = PROJECT / "docs" / "storage.md"
+PAGE = REPOSITORY / "docs" / "storage.md"
 
 
 class S3Server:
@@ -74,10 +74,8 @@ class S3Server:
         assert self._process.poll() is None, self._log.read_text()[-2000:]
         try:
             urllib.request.urlopen(self.endpoint)
-        except HTTPError:
-            return True  # it wants a signature
-        except URLError:
-            return False
+        except URLError as error:
+            return isinstance(error, HTTPError)  # it wants a signature
         return True
 
 
@@ -87,16 +85,15 @@ class VersioningServer(S3Server):
     packages: ClassVar = ("com.adobe.testing:s3mock:4.11.0",)
 
     def make_bucket(self, name: str, *, keeps_versions: bool = True) -> "Bucket":
-        self._put(f"/{name}", "")
+        self.send("PUT", f"/{name}")
         if keeps_versions:
-            self._put(f"/{name}?versioning", "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>")
+            self.send(
+                "PUT", f"/{name}?versioning", "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+            )
         return Bucket(self, name)
 
-    def delete(self, bucket: str, key: str) -> None:
-        urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{bucket}/{key}", method="DELETE"))
-
-    def _put(self, path: str, content: str) -> None:
-        urllib.request.urlopen(urllib.request.Request(self.endpoint + path, data=content.encode(), method="PUT"))
+    def send(self, method: str, path: str, content: str = "") -> None:
+        urllib.request.urlopen(urllib.request.Request(self.endpoint + path, data=content.encode(), method=method))
 
     def _program(self) -> list[str]:
         port = urlsplit(self.endpoint).port

@@ -164,13 +164,11 @@ def test_what_one_pipeline_wrote_together_is_joined(inbox: Inbox, upstream: Pipe
     def commits_after(connection: Any, source: Changes) -> Any:
         found = look(connection, source)
         if batch := next(batches, None) if source.state == "log" else None:
-            inbox.write(f"{batch[0]}.csv", batch[1])
-            inbox.run(upstream, f"run {batch[0]}")
+            commit_files(inbox, upstream, batch[1], at=batch[0])
         return found
 
     monkeypatch.setattr(changes, "_find_upstream", commits_after)
-    inbox.write("0.csv", FILES[0])
-    inbox.run(upstream, "run 0")
+    commit_files(inbox, upstream, FILES[0])
     for number in range(4):
         steps.run(inbox.settings, follower, f"run {number}")
     found = [(row["name"], row["amount"], row["total"]) for row in inbox.rows(follower, "paired")]

@@ -165,10 +165,7 @@ OUTSIDE = "lists a file outside its folder"
 REFUSED: list[tuple[Any, str]] = [
     ({"metaData": {"configuration": {"delta.columnMapping.mode": "name"}}}, "has other names for its columns"),
     ({"metaData": {"partitionColumns": ["name"]}}, "is partitioned by name: declare it in partitions"),
-    (
-        {"protocol": {"minReaderVersion": 3, "readerFeatures": ["variantType"]}},
-        "requires the feature variantType of its readers",
-    ),
+    ({"protocol": {"minReaderVersion": 3, "readerFeatures": ["variantType"]}}, "requires the feature variantType of its"),
     ({"protocol": {"minReaderVersion": 4}}, "requires version 4 of Delta's protocol"),
     ({"add": {"deletionVector": VECTOR}}, "has deleted rows in version 0"),
     ({"add": {"path": "s3://other/part.parquet"}}, f"{OUTSIDE}: s3://other/part.parquet"),

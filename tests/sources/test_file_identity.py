@@ -20,7 +20,7 @@ import pytest
 from tests import steps
 from tests.crashes import Crash
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import SCHEMA, counted_here
+from tests.sources.in_process import SCHEMA, counted_here, overwrite
 from tidegate.explain.why import explain
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.engine import committing
@@ -151,28 +151,21 @@ def test_planned_files_of_another_folder_are_not_passed_over(inbox: Inbox) -> No
     assert inbox.counts(moved) == once("ab")
 
 
-def copied(file: Path, other: Path) -> None:
-    shutil.copy2(other, file)
-
-
-def moved(file: Path, other: Path) -> None:
-    other.replace(file)
-
-
-def written(file: Path, other: Path) -> None:
-    """As a program that writes into the file, and puts back its time."""
-    file.write_bytes(other.read_bytes())
-    os.utime(file, ns=(0, other.stat().st_mtime_ns))
+REPLACED: dict[str, Callable[[Path, Path], object]] = {
+    "copied": lambda file, other: shutil.copy2(other, file),
+    "moved": lambda file, other: other.replace(file),
+    "written, with its time put back": lambda file, other: overwrite(file, other.read_bytes()),
+}
 
 
 @pytest.mark.promise("I11")
-@pytest.mark.parametrize("replace", [copied, moved, written], ids=lambda f: f.__name__)
-def test_a_file_of_the_same_size_and_time_is_read_and_named(inbox: Inbox, replace: Callable[[Path, Path], None]) -> None:
+@pytest.mark.parametrize("how", REPLACED)
+def test_a_file_of_the_same_size_and_time_is_read_and_named(inbox: Inbox, how: str) -> None:
     pipeline = declare(inbox)
     file, other = inbox.write("1.csv", lines("a")), inbox.write("../other", lines("z"))
     os.utime(other, ns=(0, file.stat().st_mtime_ns))
     inbox.run(pipeline, "first")
-    replace(file, other)
+    REPLACED[how](file, other)
     with pytest.raises(SourceChanged, match=r"1\.csv has changed since it counted in txid 1"):
         inbox.run(pipeline, "second")
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,7 @@ import pytest
 
 from tests import steps
 from tests.sources.conftest import Inbox
-from tests.sources.in_process import NO_FIT, SCHEMA, Folder, counted_here, folder, names, plan, read
+from tests.sources.in_process import NO_FIT, SCHEMA, Folder, counted_here, folder, names, overwrite, plan, read
 from tests.sources.lake_tables import rows_of
 from tests.store import Attempt
 from tidegate.explain.why import explain
@@ -204,10 +203,7 @@ def test_batches_are_cut_by_files_and_bytes(folder: Folder, most: int, size: int
 
 
 def change_a_byte(path: Path) -> None:
-    """Change one byte, but not size or time."""
-    times = path.stat()
-    path.write_bytes(path.read_bytes().replace(b"1", b"2", 1))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    overwrite(path, path.read_bytes().replace(b"1", b"2", 1))
 
 
 @pytest.mark.promise("I11", "error:SOURCE_CHANGED")

@@ -7,10 +7,12 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.manifest import ManifestContent, ManifestWriterV2
 from pyiceberg.types import IntegerType, StringType
 
 from tests.sources.in_process import SCHEMA, names
 from tests.sources.lake_tables import IcebergTable, catalog, path_of, rows_of
+from tidegate.jobs.sources.iceberg import table as tables
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnreadable
 
@@ -38,11 +40,10 @@ def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(table: Icebe
 
 
 @pytest.mark.promise("decision:0043")
-@pytest.mark.parametrize(
-    "properties", [{}, {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}]
-)
-def test_a_place_in_a_snapshot_is_a_number_of_files(table: IcebergTable, properties: dict[str, str]) -> None:
+@pytest.mark.parametrize("merges", ["false", "true"])
+def test_a_place_in_a_snapshot_is_a_number_of_files(table: IcebergTable, merges: str) -> None:
     table.partition()
+    properties = {"commit.manifest-merge.enabled": merges, "commit.manifest.min-count-to-merge": "2"}
     table.iceberg.transaction().set_properties(properties).commit_transaction()
     for number in range(4):
         table.append((f"a{number}", number), (f"b{number}", number))
@@ -161,8 +162,6 @@ def test_columns_that_were_renamed_or_added_again_are_refused(table: IcebergTabl
 
 
 def test_a_column_of_the_partition_must_be_in_the_file(table: IcebergTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tidegate.jobs.sources.iceberg import table as tables  # noqa: PLC0415 - after the environment is set
-
     table.partition()
     table.append(("b", 2))
     (task,) = table.iceberg.scan().plan_files()
@@ -176,8 +175,6 @@ def test_a_column_of_the_partition_must_be_in_the_file(table: IcebergTable, monk
 
 def test_deletes_of_single_rows_are_refused(table: IcebergTable) -> None:
     """In a manifest of deletes, as merge-on-read writes one; its files are not looked at."""
-    from pyiceberg.manifest import ManifestContent, ManifestWriterV2  # noqa: PLC0415 - after the environment is set
-
     table.append(("a", 1), ("b", 2))
     with patch.object(ManifestWriterV2, "content", lambda _: ManifestContent.DELETES):
         table.append(("a", 1))

@@ -15,6 +15,7 @@ from tests.sources.conftest import PER_NAME, Inbox
 from tests.sources.in_process import SCHEMA, counted_here, twin
 from tests.sources.lake_tables import DeltaLakeTable, IcebergTable, rows_of
 from tests.statements import execute
+from tests.store import errors
 from tidegate.jobs import Files, Inputs, Pipeline, PostgresTable, Reference, Rows
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.stage.row_tracking import row_id
@@ -22,14 +23,7 @@ from tidegate.jobs.sources.binding import replayed_with
 from tidegate.jobs.sources.files.formats.text_files import text_reader
 from tidegate.jobs.sources.inputs import reference
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import (
-    DeclarationChanged,
-    DeclarationInvalid,
-    RangeRefused,
-    SourceChanged,
-    SourceUnreadable,
-    TidegateError,
-)
+from tidegate.state_store.base.errors import DeclarationChanged, DeclarationInvalid, SourceChanged, SourceUnreadable
 
 __all__ = ["counted_here"]  # a fixture
 
@@ -67,9 +61,6 @@ def with_seats(inbox: Inbox, planes: Reference = PLANES, kind: Any = "transactio
 
 def seats(inbox: Inbox, number: int) -> Any:
     return inbox.put("planes", [("N1", number)], columns=SEATS, name="planes.csv")
-
-
-# merges
 
 
 @pytest.mark.promise("decision:0030")
@@ -110,9 +101,6 @@ def test_inputs_of_different_types_are_not_merged(inbox: Inbox) -> None:
     assert inbox.plan(merged, "run") == [1]
     message = inbox.refused(merged, DeclarationInvalid)
     assert "Inputs a and b are merged, but amount is int in a, and bigint in b." in message
-
-
-# joins and references
 
 
 def test_a_side_of_a_join_is_read_although_the_other_is_empty(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,16 +148,13 @@ def test_an_opaque_batch_is_planned_again_with_the_new_version(inbox: Inbox) -> 
     inbox.put("a", [("N1", 0)])
     assert inbox.plan(pipeline, "run") == [1, 2]
     seats(inbox, 200)
-    with pytest.raises(TidegateError, match="The batch is planned again"):
+    with pytest.raises(errors.TidegateError, match="The batch is planned again"):
         steps.process(inbox.settings, pipeline, 1, owner="first")
     inbox.run(pipeline, "again")
     assert inbox.counts(pipeline) == {"N1": (2, 400)}
     seats(inbox, 1)
     steps.redo(inbox.settings, pipeline, 2, owner="test", reason="other seats")
     assert inbox.counts(pipeline) == {"N1": (2, 201)}
-
-
-# declarations that change
 
 
 @by_ledger
@@ -189,9 +174,6 @@ def test_a_change_that_would_read_an_input_again_is_refused(inbox: Inbox, regist
         with pytest.raises(DeclarationChanged, match=refusal):
             register(replace(pipeline, source=source, version=2))
     register(replace(first, source=Inputs({"a": files("a"), "c": files("c")}), version=2))
-
-
-# quarantine
 
 
 def united(inputs: Any) -> Any:
@@ -222,7 +204,7 @@ def test_a_replayed_record_is_joined_with_the_reference_as_of_now(inbox: Inbox) 
         steps.mend(inbox.settings, records[key], payload)
     inbox.put("planes", [("x", 100), ("z", 300)], columns=SEATS, name=planes.name)
     with StateStore.connect(inbox.settings) as store:
-        with pytest.raises(RangeRefused, match="joined with reference planes"):
+        with pytest.raises(errors.RangeRefused, match="joined with reference planes"):
             store.replay_quarantined(pipeline.spec, "test", "as the page does")
         beside = replayed_with(pipeline.source, inbox.settings)
         assert store.replay_quarantined(pipeline.spec, "test", "mended", beside=beside) == (2, 3)
@@ -270,9 +252,6 @@ def test_inputs_that_are_joined_are_refused(inbox: Inbox) -> None:
     blocking = inbox.declare(A_AND_B, transform=joined, version=len(MEETINGS) + 1, retry_delay_seconds=0)
     inbox.run(blocking, "block")
     assert inbox.counts(blocking) == {"x": (1, 1)}
-
-
-# references to tables of Delta Lake, Iceberg and Postgres
 
 
 class DeltaPrices(DeltaLakeTable):
@@ -365,7 +344,6 @@ def test_each_batch_has_the_version_of_its_plan(inbox: Inbox, with_prices: Pipel
 @pytest.mark.promise("limit:MOST_FILES")
 @pytest.mark.parametrize("prices", [DeltaPrices], indirect=True)
 def test_a_table_of_too_many_files_is_refused(inbox: Inbox, with_prices: Pipeline, prices: Any) -> None:
-    """Each batch would list them."""
     prices.write(a=1)
     sell(inbox, 1, "a")
     refusal = r"The reference has 1 files or more in .*: the most is 0"

@@ -22,7 +22,7 @@ from tests.sources.conftest import Inbox
 from tests.sources.feeds import FilesFeed
 from tests.sources.in_process import SCHEMA, Follower, ThisProcess, batches, counted_here, names, plan, read
 from tests.sources.lake_tables import DeltaLakeTable, load_catalog, rows_of
-from tests.sources.s3 import Bucket, S3Server, VersioningServer, running_server
+from tests.sources.s3 import Bucket, S3Server, running_server
 from tests.store import Attempt
 from tidegate.jobs import Delta, Files, Iceberg
 from tidegate.jobs.sources.binding import emitter_of
@@ -39,8 +39,8 @@ by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through th
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with running_server() as server:
+def s3(request: pytest.FixtureRequest) -> Iterator[S3Server]:
+    with running_server(getattr(request, "param", S3Server)) as server:
         yield server
 
 
@@ -64,14 +64,11 @@ def planned(source: Files, settings: Settings, previous: Any = None) -> list[lis
     return [names(batch) for batch in batches(settings, source, previous)]
 
 
-VARIANTS = {"": {}, "opaque": {"kind": "opaque"}, "names grow": {"names_grow": True}, "manifests": {"manifests": "_lists"}}
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_objects_keep_the_promises_of_files(project: Settings, bucket: Bucket, variant: str) -> None:
-    for name, holds in PROMISES["opaque" if variant == "opaque" else "transactional"].items():
+@pytest.mark.parametrize("source", [{}, {"kind": "opaque"}, {"names_grow": True}, {"manifests": "_lists"}], ids=str)
+def test_objects_keep_the_promises_of_files(project: Settings, bucket: Bucket, source: dict[str, Any]) -> None:
+    for name, holds in PROMISES[source.get("kind", "transactional")].items():
         if name != "records_are_the_rows":
-            holds(Bench(FilesFeed(bucket, f"{name}/in/box", **VARIANTS[variant]), ThisProcess(), project))
+            holds(Bench(FilesFeed(bucket, f"{name}/in/box", **source), ThisProcess(), project))
 
 
 @by_ledger
@@ -327,17 +324,12 @@ def test_a_store_that_refuses_is_no_store_that_is_away(
     object_places._store.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def versioning() -> Iterator[Any]:
-    with running_server(VersioningServer) as server:
-        yield server
-
-
 @pytest.mark.soak
 @pytest.mark.promise("decision:0040")
-def test_a_batch_reads_the_versions_that_it_was_planned_with(project: Settings, versioning: VersioningServer) -> None:
+@pytest.mark.parametrize("s3", [VersioningServer], indirect=True)
+def test_a_batch_reads_the_versions_that_it_was_planned_with(project: Settings, s3: VersioningServer) -> None:
     """Whatever has become of its objects since, in a bucket that keeps versions."""
-    bucket = versioning.make_bucket("keeps")
+    bucket = s3.make_bucket("keeps")
     for number in (1, 2):
         bucket.csv(f"{number}.csv", number)
     source = csv_in(bucket.url, versions=True)
@@ -347,7 +339,7 @@ def test_a_batch_reads_the_versions_that_it_was_planned_with(project: Settings, 
     bucket.csv("1.csv", 1000)
     with pytest.raises(RowsLost, match=r"was overwritten while it was read\. The batch is read again, by the version"):
         emitter.verify_batch(attempt, metadata)
-    versioning.delete(bucket.name, "2.csv")
+    s3.send("DELETE", "/keeps/2.csv")
     for _ in range(2):
         assert sorted(emitter.emit_batch(attempt, metadata).toLocalIterator()) == [("a", 1), ("a", 2)]
         emitter.verify_batch(attempt, metadata)
@@ -356,7 +348,7 @@ def test_a_batch_reads_the_versions_that_it_was_planned_with(project: Settings, 
     metadata["files"][0]["version"] = "lost"
     with pytest.raises(SourceChanged, match=r"1.csv is gone since its batch was planned and does not have the version"):
         read(project, source, metadata)
-    forgets = versioning.make_bucket("forgets", keeps_versions=False)
+    forgets = s3.make_bucket("forgets", keeps_versions=False)
     forgets.csv("1.csv", 1)
     with pytest.raises(SourceUnreadable, match=r"has no version: the bucket does not keep them\. Let its administrator turn"):
         plan(project, replace(source, folder=forgets.url))

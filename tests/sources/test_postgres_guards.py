@@ -419,10 +419,7 @@ def test_a_row_that_fills_an_old_gap_is_noticed(shop: Shop, late: int) -> None:
 
 
 def test_gaps_are_remembered_up_to_a_limit(shop: Shop) -> None:
-    """A filtered query has a gap for each row: the newest are watched, and metadata stays small.
-
-    A row that takes the place of a deleted one in an older gap is noticed by the keys of its range.
-    """
+    """The newest are watched; a row in the place of a deleted one in an older gap is noticed by the keys of its range."""
     shop.sell(3000)
     source = by_query(ORDERS, "SELECT * FROM orders WHERE id % 3 = 0")
     first = shop.plan(source)

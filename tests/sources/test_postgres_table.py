@@ -115,11 +115,9 @@ def test_rows_stay_behind_the_clock_by_the_margin(shop: Shop) -> None:
     assert shop.ids(DATED, shop.plan(DATED, first)) == [1]
 
 
-TRIGGER = """
-    CREATE FUNCTION rounded() RETURNS trigger LANGUAGE plpgsql AS
+TRIGGER = """CREATE FUNCTION rounded() RETURNS trigger LANGUAGE plpgsql AS
         $$ BEGIN NEW.written := date_trunc('second', now()); RETURN NEW; END $$;
-    CREATE TRIGGER rounded BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION rounded()
-"""
+    CREATE TRIGGER rounded BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION rounded()"""
 THROUGH_A_VARIABLE = TRIGGER.replace("BEGIN", "DECLARE t timestamptz(0) := now(); day date; BEGIN day := now()::date;").replace(
     "date_trunc('second', now())", "t"
 )
@@ -127,15 +125,11 @@ INTO = "CREATE TABLE audit (id bigint, at timestamptz, day date);" + TRIGGER.rep
     "NEW.written := date_trunc('second', now())",
     "SELECT date_trunc('second', now()) INTO STRICT NEW.written; INSERT INTO audit SELECT NEW.id, NEW.written, current_date",
 )
-FUNCTION = """
-    CREATE FUNCTION seconds() RETURNS timestamptz LANGUAGE sql RETURN date_trunc('second', now());
+FUNCTION = """CREATE FUNCTION seconds() RETURNS timestamptz LANGUAGE sql RETURN date_trunc('second', now());
     CREATE FUNCTION moment() RETURNS timestamptz LANGUAGE plpgsql AS $$ BEGIN RETURN seconds(); END $$;
-    ALTER TABLE orders ALTER written SET DEFAULT moment()
-"""
-OF_DOMAIN = """
-    CREATE DOMAIN moment AS timestamptz DEFAULT date_trunc('second', now());
-    ALTER TABLE orders ALTER written DROP DEFAULT, ALTER written TYPE moment
-"""
+    ALTER TABLE orders ALTER written SET DEFAULT moment()"""
+OF_DOMAIN = """CREATE DOMAIN moment AS timestamptz DEFAULT date_trunc('second', now());
+    ALTER TABLE orders ALTER written DROP DEFAULT, ALTER written TYPE moment"""
 DOMAIN = "CREATE DOMAIN seconds AS timestamptz(0); CREATE DOMAIN whole AS seconds; ALTER TABLE orders ALTER written TYPE whole"
 VIEW = "CREATE VIEW rounded AS SELECT id, name, amount, date_trunc('second', written) AS written FROM orders"
 # What rounds a time to seconds: statements, and the query that reads the table.
@@ -290,12 +284,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyPostgres]:
     home = tmp_path_factory.mktemp("other")
     (home / STACK_FOLDER).mkdir(mode=0o711)
     with ExitStack() as ports, running(AnyPostgres(home, reserve_port(None, ports), max_prepared_transactions=5)) as server:
-        for granted in (
-            "CONNECT ON DATABASE postgres",
-            "CREATE ON SCHEMA public",
-            "CREATE ON DATABASE postgres",
-            "pg_read_all_stats",
-        ):
+        for granted in ("CONNECT, CREATE ON DATABASE postgres", "CREATE ON SCHEMA public", "pg_read_all_stats"):
             server.execute(f"GRANT {granted} TO tidegate_owner, tidegate_stager")
         yield server
 
