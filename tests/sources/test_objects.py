@@ -22,7 +22,7 @@ from tests.sources.conftest import Inbox
 from tests.sources.feeds import FilesFeed
 from tests.sources.in_process import SCHEMA, Follower, ThisProcess, batches, counted_here, names, plan, read
 from tests.sources.lake_tables import DeltaLakeTable, load_catalog, rows_of
-from tests.sources.s3 import Bucket, S3Server, running_server
+from tests.sources.s3 import Bucket, S3Server, VersioningServer, running_server
 from tests.store import Attempt
 from tidegate.jobs import Delta, Files, Iceberg
 from tidegate.jobs.sources.binding import emitter_of
