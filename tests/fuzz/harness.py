@@ -19,19 +19,15 @@ from gzip import compress
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.sources.in_process import ThisProcess
-from tests.store import Attempt
+from tests.sources.in_process import Folder
 from tidegate.jobs import Files
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
-from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.files import content as content_of_files
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
-from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import TidegateError
 
 END = re.compile(r"\r\n|\r|\n")
@@ -154,11 +150,10 @@ def comparable(value: Any, kind: str) -> Any:
 
 def check(home: Path, format: Format, files: Sequence[bytes]) -> None:
     """Read files as one batch, first with its bad records set aside, then all or nothing, and compare with the oracle."""
-    inbox, expected, broken = home / "inbox", list[Record](), []
-    inbox.mkdir(parents=True)
+    home.mkdir()
+    folder, expected, broken = Folder(home), list[Record](), []
     for number, content in enumerate(files):
-        file = inbox / f"{number}.{format.name}{format.suffix}"
-        file.write_bytes(content)
+        file = folder.write(f"{number}.{format.name}{format.suffix}", content)
         try:
             expected += format.records(file.name, format.text_in(content))
         except (Broken, UnicodeError):
@@ -168,20 +163,14 @@ def check(home: Path, format: Format, files: Sequence[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for module, name, sizes in TUNING:
             patch.setattr(module, name, format.draw(sizes))
-        project, source = Settings(home=home, min_file_age_seconds=0), format.source()
-        metadata = coordinator_of(source, project).initialize_transaction(1, None, None)
-        attempt = Attempt("fuzz", 1, 1, metadata)
         if not broken:
-            emitter: Any = emitter_of(source, ThisProcess(), project)
-            found = emitter.emit_records(attempt, metadata).table.to_pylist()
+            found = folder.read(format.source(), flagged=True)
             _check_records(format, found, expected)
-            bad = {name: [row[name] for row in found if row[REFUSAL]] for name in (ORIGIN, PAYLOAD, REFUSAL)}
-            waiting = {name: pa.array(bad[name], pa.string()) for name in (ORIGIN, PAYLOAD)}
-            again = emitter.parse_payloads(ThisProcess(pa.RecordBatch.from_pydict(waiting))).table.to_pylist()
-            assert {name: [row[name] for row in again] for name in bad} == bad, "what is refused is refused again"
-        emitter = emitter_of(source, ThisProcess(), project)
+            bad = [(row[ORIGIN], row[PAYLOAD], row[REFUSAL]) for row in found if row[REFUSAL]]
+            again = folder.replayed(format.source(), *(row for row in found if row[REFUSAL]))
+            assert [(row[ORIGIN], row[PAYLOAD], row[REFUSAL]) for row in again] == bad, "what is refused is refused again"
         try:
-            found = emitter.emit_batch(attempt, metadata).table.to_pylist()
+            found = folder.read(format.source())
         except TidegateError as error:
             names = broken + [record.origin for record in expected if record.verdict > Verdict.COUNTS]
             assert any(name in str(error) for name in names), f"{error}, where {names} may be refused"

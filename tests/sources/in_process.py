@@ -157,20 +157,16 @@ def read(settings: Settings, source: Any, metadata: Any, *, spark: Any = None, f
     """Return the rows of a batch, verified; without Spark, Parquet files by the tasks that read what Spark would misread."""
     attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(source, spark or ThisProcess(), settings)
     if spark is None and isinstance(emitter, ParquetReader):
-        rows = by_own_tasks(emitter, attempt, metadata, flagged=flagged)
+        types = {name: parse_type(kind).arrow for name, kind in emitter._columns.items()}
+        emitter._check_files(attempt, metadata)
+        tasks = emitter._tasks(zip(emitter._files, emitter._read_footers(types), strict=True))
+        reader = RowsReader(tasks, types, emitter._columns, flagged)
+        rows = ThisProcess().range(0, len(tasks), 1, 1).mapInArrow(reader, None).table.to_pylist()
     else:
         rows = (emitter.emit_records if flagged else emitter.emit_batch)(attempt, metadata).toArrow().to_pylist()
     emitter.verify_batch(attempt, metadata)
     assert emitter.expected_rows(metadata) == len(rows)
     return list(rows)
-
-
-def by_own_tasks(reader: ParquetReader, attempt: Attempt, metadata: Any, *, flagged: bool = False) -> list[dict[str, Any]]:
-    types = {name: parse_type(kind).arrow for name, kind in reader._columns.items()}
-    reader._check_files(attempt, metadata)
-    tasks = reader._tasks(zip(reader._files, reader._read_footers(types), strict=True))
-    rows = ThisProcess().range(0, len(tasks), 1, 1).mapInArrow(RowsReader(tasks, types, reader._columns, flagged), None)
-    return list(rows.table.to_pylist())
 
 
 class Follower:

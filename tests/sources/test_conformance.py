@@ -93,14 +93,12 @@ def test_a_broken_promise_is_named(
 
 @pytest.mark.promise("testing:NotPossible", "testing:check_source")
 def test_a_sound_source_is_reported_with_the_promises_checked(settings: Settings, spark: SparkSession) -> None:
-    """All promises, except the one that the feed cannot test."""
     kept = set(check_source(FixedFeed, spark, settings))
     assert kept == set(PROMISES["transactional"]) - {"what_is_hidden_stops_the_replay"}
 
 
 @pytest.mark.promise("testing:partials")
 def test_an_authors_pipeline_is_tried_without_postgres(settings: Settings, spark: SparkSession) -> None:
-    """Rows go in, and the partials that their batch would stage come out."""
     pipeline = Pipeline(
         name="words",
         source=FixedBatches([], SCHEMA),
@@ -111,5 +109,4 @@ def test_an_authors_pipeline_is_tried_without_postgres(settings: Settings, spark
         },
     )
     rows = spark.createDataFrame([("a", 1), ("b", 0), ("a", 2)], "name string, amount int")
-
     assert partials(pipeline, rows) == {"per_name": [{"name": "a", "rows": 2, "amount": 3}], "total": [{"rows": 2}]}

@@ -24,7 +24,6 @@ def table(tmp_path: Path) -> DeltaLakeTable:
 
 @pytest.mark.promise("decision:0042")
 def test_rows_are_read_once_by_versions_partitions_and_added_columns(table: DeltaLakeTable) -> None:
-    """With odd partition values, versions of several batches, files that OPTIMIZE wrote again, and a batch without files."""
 
     def append(rows: dict[str, str | None], **columns: Any) -> None:
         numbered = [(name, number) for number, name in enumerate(rows)]
@@ -42,7 +41,6 @@ def test_rows_are_read_once_by_versions_partitions_and_added_columns(table: Delt
     append({"i": "2026-01-02"})
     table.delta.optimize.z_order(["name"])
     assert follower.run() == table.there()
-
     append({"j": "2026-01-03"}, shop=pa.array(["here"]))
     assert follower.run() == table.there("name", "amount", "day")
     for amount in ("int", "bigint"):
@@ -88,7 +86,6 @@ VECTOR = {"storageType": "i", "pathOrInlineDv": "wi5b", "sizeInBytes": 4, "cardi
 
 
 def test_changes_make_a_copy_of_the_table(table: DeltaLakeTable) -> None:
-    """Appended, updated, deleted, merged, overwritten and compacted: the newest rows per key are the table's."""
     table.append(("a", 1), ("b", 2), ("c", 3), configuration={"delta.enableChangeDataFeed": "true"})
     follower = table.follow(changes=True, max_files=1)
 
@@ -111,7 +108,6 @@ def test_changes_make_a_copy_of_the_table(table: DeltaLakeTable) -> None:
     assert copied() == table.there()
     table.append(("a", 5), ("e", 6), mode="overwrite")
     assert copied() == table.there() == [("a", 5), ("e", 6)]
-
     # A deletion vector without a change file: to read the removed file alone would delete all of its rows.
     (file,) = table.plan()["data_files"]
     rest = {"path": file["name"], "partitionValues": {}, "size": file["size"], "dataChange": True}
@@ -179,7 +175,6 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("changed", "message"), REFUSED)
 def test_a_table_that_would_be_misread_is_refused(table: DeltaLakeTable, changed: Any, message: str) -> None:
-    """In its first version, and in a later one."""
     table.append(("a", 1))
     found = table.plan()
     actions = [json.loads(line) for line in table.log(0).read_text().splitlines()]

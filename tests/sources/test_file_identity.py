@@ -20,7 +20,7 @@ import pytest
 from tests import steps
 from tests.crashes import Crash
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import SCHEMA, counted_here, overwrite
+from tests.sources.in_process import SCHEMA, counted_here, overwrite, refusal
 from tidegate.explain.why import explain
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.engine import committing
@@ -72,7 +72,6 @@ def test_a_file_does_not_count_again_by_another_name(inbox: Inbox, kind: str, mo
     shutil.copytree(backup, inbox.folder)
     assert inbox.run(pipeline, "after a restore") == []
     assert inbox.counts(pipeline) == once("ab")
-
     inbox.write("d.csv", lines("d"))
     inbox.run(pipeline, "beside")
     shutil.copy2(inbox.folder / "d.csv", inbox.folder / "copy.csv")  # which has the same time
@@ -116,16 +115,14 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
     counted = file.read_bytes()
     file.write_text(lines("a", "b", "c") if grows else lines("x", "y"))
     inbox.write("2.csv", lines("d"))
-
-    with pytest.raises(SourceChanged) as refusal:
-        inbox.run(pipeline, "second")
+    message = refusal(SourceChanged, lambda: inbox.run(pipeline, "second"))
     with StateStore.connect(inbox.settings) as store:
         (why,) = explain(store, pipeline, ask_source=store).causes
         assert store.last_opened("inbox").txid == 1
     assert (why.code, why.error, why.severity) == ("PLAN_FAILED", "SOURCE_CHANGED", "error")
     assert f": SOURCE_CHANGED: {file} has changed since it counted in txid 1: " in why.sentence
-    assert str(refusal.value).startswith(f"{file} has changed since it counted in txid 1: ")
-    assert (f"its first {len(counted)} bytes" in str(refusal.value)) == grows
+    assert message.startswith(f"{file} has changed since it counted in txid 1: ")
+    assert (f"its first {len(counted)} bytes" in message) == grows
     if grows:
         file.write_bytes(counted)
         inbox.write("1.rest.csv", lines("c"))
@@ -299,9 +296,7 @@ def other_file_system(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_move_to_another_file_system_is_whole_or_not_at_all(
-    tmp_path: Path, other_file_system: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_move_to_another_file_system_is_whole_or_not_at_all(tmp_path: Path, other_file_system: Path) -> None:
     folder, file, place = DoneFolder(tmp_path, other_file_system), tmp_path / "sub" / "1.csv", other_file_system / "4" / "sub"
     file.parent.mkdir()
     place.mkdir(parents=True)
@@ -321,11 +316,9 @@ def test_a_move_to_another_file_system_is_whole_or_not_at_all(
     assert file.read_text() == "another"
     with pytest.raises(SourceChanged, match="so it is not moved"):
         folder.move(5, first)
-    with monkeypatch.context() as meanwhile:
-        replaced = lambda source, copy: (copy.write_bytes(source.read_bytes()), source.write_text("new"))  # noqa: E731
-        meanwhile.setattr(shutil, "copy2", replaced)
-        with pytest.raises(SourceChanged, match="was replaced while it was being moved"):
-            folder.move(5, other)
+    replaced = patch.object(shutil, "copy2", lambda old, copy: (copy.write_bytes(old.read_bytes()), old.write_text("new")))
+    with replaced, pytest.raises(SourceChanged, match="was replaced while it was being moved"):
+        folder.move(5, other)
     assert file.read_text() == "new"
     file.write_text("another")
     for txid, moved in ((5, other), (4, first), (5, other)):

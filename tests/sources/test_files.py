@@ -148,7 +148,6 @@ def test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_one
     nested = pa.table({"name": ["", "", ""], "v": [["z" * 900], ["z"] * 3, ["z" * 990, "z" * 100]]})
     folder.write("01.parquet", parquet_of(nested, use_dictionary=False))
     assert folder.refused(replace(PARQUET, schema={"name": "string", "v": "array<string>"})).startswith(f"{file}, row 3: ")
-
     for texts in ([], [f"{number:03d}" * 200 for number in range(30)], ["y" * 600] * 30):
         folder.write("01.parquet", parquet_of(rows_of(*(rows := [(text, n) for n, text in enumerate(texts)]))))
         assert folder.rows(PARQUET) == sorted(rows, key=repr)
@@ -428,7 +427,6 @@ def test_a_batch_with_a_new_column_is_halted_if_the_source_says_so(folder: Folde
 @pytest.mark.parametrize("missing", ["refuse", "null"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_column_in_another_case_is_named_and_never_null(folder: Folder, format: str, missing: Any) -> None:
-    """Whether columns may lack or not; in JSON also in a single record, and in a field of a struct."""
     source = replace(OVER[format], missing=missing)
     file = folder.write(f"a.{format}", file_of(format, {"NAME": "a", "amount": 1}))
     assert "(it has NAME: upper and lower case differ)" in folder.refused(source)

@@ -92,7 +92,6 @@ def test_a_position_whose_snapshot_expired_is_known_by_its_child(table: IcebergT
     table.append(("b", 2))
     table.expire(*table.snapshots[:2])
     assert follower.run() == table.there()
-
     table.append(("c", 3))
     table.append(("d", 4))
     last, lost, current = table.snapshots
@@ -101,7 +100,6 @@ def test_a_position_whose_snapshot_expired_is_known_by_its_child(table: IcebergT
         follower.run()
     follower.source = replace(table.source, generation=2)
     assert len(follower.run()) == 3 + 5
-
     for number in range(3):
         table.append(("e", number))
     between = table.snapshots[-2]

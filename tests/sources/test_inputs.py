@@ -73,7 +73,6 @@ def test_merged_inputs_count_each_row_once(inbox: Inbox, routing: str) -> None:
         inbox.put("b", [(amount, name) for name, amount in rows[start + 12 : start + 16]], columns=("amount", "name"))
     assert inbox.run(merged, "first", routing=steps.ROUTINGS[routing]) == [1, 2, 3]
     assert inbox.counts(merged) == summed(rows)
-
     (inbox.settings.home / "a/000.csv").touch()
     (inbox.settings.home / "b/000.csv").touch()
     assert inbox.run(merged, "touched") == []
@@ -327,11 +326,9 @@ def test_each_batch_has_the_version_of_its_plan(inbox: Inbox, with_prices: Pipel
     prices.write(a=10, c=30)
     inbox.run(with_prices, "first")
     assert inbox.tuples(with_prices) == [("a", 1), ("a", None), ("b", 2)]
-
     sell(inbox, 3, "a", "b", "c")
     inbox.run(with_prices, "second")
     assert inbox.tuples(with_prices) == [("a", 1), ("a", 10), ("a", None), ("b", 2), ("b", None), ("c", 30)]
-
     sell(inbox, 4, "c")
     inbox.plan(with_prices, "third")
     prices.write(c=300)

@@ -91,7 +91,6 @@ def test_shares_are_fair() -> None:
         most = (1, 3, 10, 100)[number % 4]
         lags = {str(number): dice.choice([0, 0, 1, 2, 5, 50, 5000]) for number in range(dice.randrange(1, 13))}
         shares = fair_shares(lags, most)
-
         assert sum(shares.values()) == min(most, sum(lags.values()))
         assert all(1 <= share <= lags[name] for name, share in shares.items())
         assert len(shares) == min(most, sum(lag > 0 for lag in lags.values()))
@@ -107,7 +106,6 @@ def test_a_time_is_the_first_record_at_or_after_it(topic: OrdersTopic) -> None:
     source = topic.source(start=NOON)
     first = topic.plan(source)
     topic.produce(0, 1, timestamp=NOON - timedelta(minutes=3))
-
     assert ranges(first) == {"0": (2, 4)}
     assert ranges(topic.plan(source, first)) == {"1": (3, 4)}
     assert ranges(topic.plan(topic.source(start=NOON + timedelta(microseconds=1)))) == {"0": (3, 4)}
@@ -139,7 +137,6 @@ def test_expired_records_are_a_batch_that_fails_by_name(topic: OrdersTopic, kind
     first = topic.plan(source)
     topic.produce(5, 2)
     topic.expire(6)
-
     expired = topic.plan(source, first)
     assert ranges(expired) == {"0": (3, 6)}, "nothing else is given up with it"
     of = rf"Partition 0 of topic {topic.name}: of offsets 3 to 6, 3 have expired"
@@ -192,7 +189,6 @@ def test_records_that_expire_around_spark_s_read_are_missed(topic: OrdersTopic, 
 @pytest.mark.promise("I11")
 @BOTH_KINDS
 def test_a_topic_that_was_created_again_is_never_taken_for_the_old_one(topic: OrdersTopic, kind: str) -> None:
-    """It is read from its first record as the next generation."""
     source = topic.source(kind=kind, start="latest")
     topic.produce(2)
     first = topic.plan(source)
@@ -204,7 +200,6 @@ def test_a_topic_that_was_created_again_is_never_taken_for_the_old_one(topic: Or
     topic.produce(5, 4)
     topic.unplanned(source, second, match=f"Topic {topic.name} is another one than before.*generation=2")
     topic.refused(source, second, SourceChanged, "was deleted and created again since this batch was planned")
-
     source = topic.source(kind=kind, start="latest", generation=2)
     third = topic.plan(source, second)
     assert ranges(third) == {"0": (0, 5), "1": (0, 4)}
@@ -230,7 +225,6 @@ def test_the_next_generation_leaves_no_planned_record_of_the_old_topic_behind(to
     following, read = other.source(kind="opaque", generation=2, max_records=4), [first]
     for metadata in planned:
         read.append(other.plan(following, read[-1], metadata))
-
     assert {metadata["topic"] for metadata in read} == {topic.name}
     assert {(int(p), o) for m in read[1:] for p, found in ranges(m).items() for o in range(*found)} >= planned_once
     assert ranges(other.plan(following, read[-1])) == {"0": (0, 4)}
@@ -263,7 +257,6 @@ def test_only_committed_records_of_transactions_are_read(topic: OrdersTopic) -> 
         assert "partition 0 from offset 11 on" in held
         assert "partition 1" not in held
         producer.commit_transaction(SECONDS)
-
     assert source.held_back(topic.settings) is None
     second = topic.plan(source, first)
     assert [value for _, _, value in topic.read(source, second)] == ["in a transaction", *values[2:]]
@@ -286,7 +279,6 @@ def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic)
     topic.transaction(3, commit=True)
     with pytest.raises(SourceChanged, match=r"offsets 0 to 6: 6 records were planned, 5 delivered.* declare gaps=True"):
         topic.read(source, topic.plan(source))
-
     other = OrdersTopic(topic.settings)
     other.produce(4)
     first = other.plan(other.source())
@@ -328,7 +320,6 @@ def test_the_password_is_in_no_plan_metadata_or_identity(topic: OrdersTopic) -> 
         print(rows._plan.to_proto(spark.client))  # noqa: T201 - what is sent to Spark, options and all
         assert [header.asDict() for header in rows.first().headers] == [{"key": "trace", "value": b"7"}]
         assert "offset 0 (value)" in str(emitter.explain(BadKey("invalid byte sequence")))
-
     assert "sasl.jaas.config" in shown.getvalue()
     for text in (shown.getvalue(), json.dumps(first), source.identity, repr(source)):
         assert password not in text

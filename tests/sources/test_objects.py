@@ -328,7 +328,6 @@ def test_a_store_that_refuses_is_no_store_that_is_away(
 @pytest.mark.promise("decision:0040")
 @pytest.mark.parametrize("s3", [VersioningServer], indirect=True)
 def test_a_batch_reads_the_versions_that_it_was_planned_with(project: Settings, s3: VersioningServer) -> None:
-    """Whatever has become of its objects since, in a bucket that keeps versions."""
     bucket = s3.make_bucket("keeps")
     for number in (1, 2):
         bucket.csv(f"{number}.csv", number)

@@ -68,7 +68,6 @@ def test_the_example_of_the_page_reads_objects_of_any_name_and_keeps_the_key_in_
         metadata = str(store.source_metadata(pipeline.name, 1))
         texts = [str(store.batch_history(pipeline.name, 1)), metadata, pipeline.source.identity]
     assert stored == duckdb.execute(query).fetchall()
-
     assert (logs := [path.read_text(errors="replace") for path in server.settings.home.rglob("*.log")])
     assert [text for text in (*logs, *texts) if SECRET in text] == []
     assert "'etag': " in metadata

@@ -113,7 +113,6 @@ UNSAFE: list[tuple[PostgresTable, str, type[Exception], str]] = [
 @pytest.mark.promise("I12")
 @pytest.mark.parametrize("case", UNSAFE, ids=lambda case: f"{case[0].table or case[0].query}: {case[1][:60]}")
 def test_tables_that_would_lose_rows_are_refused(shop: Shop, case: tuple[PostgresTable, str, type[Exception], str]) -> None:
-    """Every plan checks each condition of the promise that can be checked."""
     source, statements, error, message = case
     shop.sell()
     shop.run(statements)
@@ -250,7 +249,6 @@ def test_what_could_hide_rows_is_refused(
 
 @pytest.mark.parametrize(("source", "before", "after"), READ_ON)
 def test_what_hides_no_row_is_read_on(shop: Shop, source: PostgresTable, before: str, after: str) -> None:
-    """The next batch has exactly the rows that are sold then; those that were read may have gone."""
     first = first_of(shop, source, before)
     shop.run(after)
     assert shop.plan(source, first) is None
@@ -396,7 +394,6 @@ def test_a_batch_that_cannot_be_replayed_is_refused(shop: Shop, statements: str,
 
 
 def test_a_server_that_is_away_is_tried_again(shop: Shop, free_port: Callable[[], int]) -> None:
-    """Both the plan and an executor raise an error that is retried."""
     first, nowhere = shop.sold(1), {**shop.settings.conninfo(), "port": free_port()}
     refused(shop, replace(ORDERS, connection=nowhere), SourceUnavailable, message="Table orders cannot be read now")
     with pytest.raises(SourceUnavailable):
@@ -405,7 +402,6 @@ def test_a_server_that_is_away_is_tried_again(shop: Shop, free_port: Callable[[]
 
 @pytest.mark.parametrize("late", [-7, 2, 7])
 def test_a_row_that_fills_an_old_gap_is_noticed(shop: Shop, late: int) -> None:
-    """It is noticed many batches later, and after deletions."""
     source = replace(ORDERS, max_rows=2)
     for skipped in (2, 0, 1, 0, 0, 0):
         shop.execute("SELECT nextval('orders_id_seq') FROM generate_series(1, %s)", [skipped])

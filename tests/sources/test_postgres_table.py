@@ -34,7 +34,6 @@ def test_an_opaque_batch_reads_what_is_still_there(shop: Shop) -> None:
     assert again == {**first, "after": first["to"], "splits": [], "rows": 0}
     assert shop.rows(DATED, again) == []
     shop.run("UPDATE orders SET amount = 99, written = now() WHERE id = 2")
-
     assert shop.ids(DATED, first) == [1, 3]
     assert shop.plan(DATED, None, first) == first
     assert [row[1:] for row in shop.rows(DATED, shop.plan(DATED, first))] == [(2, "n2", 99)]
@@ -235,7 +234,6 @@ ROUNDING = {"bigint": "double", "integer": "float", "numeric(9,0)": "double", "d
 
 
 def test_a_wider_type_has_each_value(shop: Shop) -> None:
-    """Up to the bounds; a type that would round one is refused."""
     for postgres_type, declared, values in WIDER:
         source = table_of(shop, postgres_type, declared, *values)
         assert [value for _, value in shop.rows(source, shop.plan(source))] == values, (postgres_type, declared)
@@ -318,7 +316,6 @@ def test_a_prepared_transaction_is_waited_for(
 @pytest.mark.promise("error:LOCK_HELD")
 @pytest.mark.parametrize("wanted", ["SELECT FROM orders FOR UPDATE", "ALTER TABLE orders ADD more integer"])
 def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_shop: Shop, wanted: str) -> None:
-    """No session has it: so it is named itself, with what ends it."""
     writer, waiting = prepared_shop.session(), prepared_shop.session()
     prepared_shop.sell()
     writer.execute("BEGIN; UPDATE orders SET name = 'x'")
@@ -333,7 +330,6 @@ def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_sh
 
 
 def test_another_server_is_read_by_a_password_file(postgres: AnyPostgres, prepared_shop: Shop, inbox: Inbox) -> None:
-    """Planner and executors find the password in the file that `connection` names; it is stored nowhere else."""
     prepared_shop.sell(20)
     connection = f"host=127.0.0.1 port={postgres.port} dbname=postgres user=tidegate_stager passfile={postgres.passfile}"
     pipeline = inbox.declare(replace(ORDERS, connection=connection))
