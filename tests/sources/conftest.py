@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import steps
-from tests.sources.in_process import SCHEMA, Folder, refusal
+from tests.sources.in_process import SCHEMA, Folder, raises
 from tests.sources.shop import shop, shops
 from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.compute.shortcuts import Routing, choose
@@ -71,7 +71,7 @@ class Inbox:
         state = next(iter(pipeline.states))
         before = self.all_rows(pipeline, state)
         options = {"owner": "test", "routing": self.routing, **options}
-        message = refusal(error, lambda: steps.process(self.settings, pipeline, txid, **options))
+        message = raises(error, lambda: steps.process(self.settings, pipeline, txid, **options))
         assert self.all_rows(pipeline, state) == before
         with StateStore.connect(self.settings) as store:
             assert store.committed("inbox") == txid - 1

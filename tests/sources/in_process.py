@@ -56,7 +56,7 @@ def overwrite(path: Path, content: bytes) -> None:
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def refusal(error: type[TidegateError], act: Callable[[], object], message: str | None = None) -> str:
+def raises(error: type[TidegateError], act: Callable[[], object], message: str | None = None) -> str:
     """Check that exactly this error is raised, in one line that has what matches; return the line."""
     with pytest.raises(error, match=message) as refused:
         act()
@@ -136,7 +136,7 @@ class Folder:
 
     def refused(self, source: Files, error: type[TidegateError] = MalformedRecord) -> str:
         """Plan a batch that is refused, and return the error's line; what is wrong with a record is its flag, too."""
-        message = refusal(error, lambda: self.read(source))
+        message = raises(error, lambda: self.read(source))
         place, is_record, why = message.partition(f": {NO_FIT}")
         if is_record:
             bad = next(record for record in self.read(source, flagged=True) if record[REFUSAL])

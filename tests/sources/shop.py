@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import pytest
 
-from tests.sources.in_process import SCHEMA, plan, refusal
+from tests.sources.in_process import SCHEMA, plan, raises
 from tests.statements import execute
 from tests.store import Attempt
 from tidegate.jobs import PostgresTable
@@ -146,4 +146,4 @@ def refused(
     shop: Shop, source: PostgresTable, error: type[TidegateError], previous: dict | None = None, message: str | None = None
 ) -> str:
     """Check that exactly this error is raised by a plan, and that its line has what matches; return the line."""
-    return refusal(error, lambda: shop.plan(source, previous), message)
+    return raises(error, lambda: shop.plan(source, previous), message)

@@ -8,7 +8,7 @@ import pytest
 from tests import steps
 from tests.conftest import register_pipelines
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import SCHEMA, counted_here, twin
+from tests.sources.in_process import SCHEMA, counted_here, raises, twin
 from tests.statements import execute
 from tests.store import Redo, cursors, project, range_partitions, registration
 from tidegate import migrations
@@ -96,13 +96,11 @@ def test_a_redo_and_a_follower_that_registers_wait_for_each_other(
     follower = Pipeline("follower", Changes("inbox.log"), {"copies": State({"name": "text"}, {"copies": Count()})})
     with StateStore.connect(inbox.settings) as store, store.engine.begin() as redoing:
         cursors.lock(redoing, "inbox")
-        with pytest.raises(StoreUnavailable, match="lock"):
-            register_pipelines(inbox.settings, follower)
+        raises(StoreUnavailable, lambda: register_pipelines(inbox.settings, follower), "lock")
     impatient = replace(inbox.settings, lock_timeout_seconds=1)
     with StateStore.connect(impatient, user=impatient.pg_owner) as store, migrations.connected(inbox.settings) as registering:
         registration.register(registering, follower.spec)
-        with pytest.raises(StoreUnavailable, match="lock"):
-            store.redo_batch(upstream.spec, 1, Redo("an operator", "it was wrong"))
+        raises(StoreUnavailable, lambda: store.redo_batch(upstream.spec, 1, Redo("an operator", "it was wrong")), "lock")
 
 
 def migrate(settings: Settings, *pipelines: Pipeline) -> None:
@@ -141,8 +139,7 @@ def test_a_column_of_what_is_followed_comes_and_does_not_go_while_a_batch_needs_
     inbox.run(after, "second")
     assert steps.plan(inbox.settings, late, run_id="late") == [1]
     refusal = "State log .* cannot lose or widen amount yet: pipeline late follows it, and has planned txids 1 to 1"
-    with pytest.raises(DeclarationChanged, match=refusal):
-        migrate(inbox.settings, without, early, late)
+    raises(DeclarationChanged, lambda: migrate(inbox.settings, without, early, late), refusal)
     steps.complete(inbox.settings, late, 1)
     rows = sorted((row["amount"], row["city"]) for row in inbox.rows(late, "copy_of_late"))
     assert rows == [(1, None), (3, "Rome")]
@@ -195,8 +192,7 @@ def test_what_is_lost_of_what_is_followed_is_noticed(inbox: Inbox, upstream: Pip
     owner = inbox.settings.conninfo(user=inbox.settings.pg_owner)
     for loss, repair, message in LOSSES:
         execute(owner, loss)
-        with pytest.raises(SourceChanged, match=message):
-            steps.plan(inbox.settings, follower, run_id="second")
+        raises(SourceChanged, lambda: steps.plan(inbox.settings, follower, run_id="second"), message)
         execute(owner, repair)
     assert steps.plan(inbox.settings, follower, run_id="as it was") == [2]
     execute(owner, DELETE)
@@ -233,5 +229,4 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
     assert followed(inbox, follower) == followed(inbox, upstream)
     late = Pipeline("late", Changes("inbox.per_name"), {"late": State(aggregates={"n": Count()})})
     register_pipelines(inbox.settings, late)
-    with pytest.raises(SourceChanged, match="some up to txid 4 were removed"):
-        steps.plan(inbox.settings, late, run_id="run")
+    raises(SourceChanged, lambda: steps.plan(inbox.settings, late, run_id="run"), "some up to txid 4 were removed")

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.sources.in_process import SCHEMA
+from tests.sources.in_process import SCHEMA, raises
 from tests.sources.lake_tables import DeltaLakeTable
 from tidegate.jobs.sources.delta import plan
 from tidegate.state_store import Settings
@@ -73,8 +73,7 @@ def test_what_is_deleted_or_brought_back_stops_planning_and_may_be_left_out(tabl
     assert follower.run() == [("a", 1)]
     table.append(("b", 2))
     table.delta.delete("name = 'a'")
-    with pytest.raises(SourceChanged, match=r"Version 2 of .*sales \(DELETE\) deletes or rewrites rows"):
-        follower.run()
+    raises(SourceChanged, follower.run, r"Version 2 of .*sales \(DELETE\) deletes or rewrites rows")
     skipping = table.follow(skip_change_commits=True)
     skipping.rows, skipping.previous = follower.rows, follower.previous
     assert skipping.run() == [("a", 1), ("b", 2)]
@@ -112,8 +111,7 @@ def test_changes_make_a_copy_of_the_table(table: DeltaLakeTable) -> None:
     (file,) = table.plan()["data_files"]
     rest = {"path": file["name"], "partitionValues": {}, "size": file["size"], "dataChange": True}
     table.write_log(table.delta.version() + 1, {"remove": rest}, {"add": {**rest, "deletionVector": VECTOR}})
-    with pytest.raises(SourceUnreadable, match="has deleted rows in version"):
-        copied()
+    raises(SourceUnreadable, copied, "has deleted rows in version")
 
 
 def test_a_table_in_the_place_of_another_is_not_read(table: DeltaLakeTable) -> None:
@@ -126,18 +124,15 @@ def test_a_table_in_the_place_of_another_is_not_read(table: DeltaLakeTable) -> N
         shutil.rmtree(table.folder)
         for number in range(rows):
             table.append((f"other {number}", number))
-        with pytest.raises(SourceChanged, match=f"is another table than the one that has been read: {why}"):
-            table.plan(found)
+        raises(SourceChanged, lambda: table.plan(found), f"is another table than the one that has been read: {why}")
     table.delta.create_checkpoint()
     for version in range(2):  # as the table itself removes them, with what would show that version 1 is another
         table.log(version).unlink()
-    with pytest.raises(SourceChanged, match=r"it has the id .*, and was "):
-        table.plan(found)
+    raises(SourceChanged, lambda: table.plan(found), r"it has the id .*, and was ")
     shutil.rmtree(table.folder)
     shutil.copytree(copy, table.folder)
     table.append(("c", 3))
-    with pytest.raises(SourceChanged, match="version 1 of its log is not the one"):
-        table.plan(found)
+    raises(SourceChanged, lambda: table.plan(found), "version 1 of its log is not the one")
 
 
 def test_versions_and_files_that_were_removed_are_not_passed_over(table: DeltaLakeTable) -> None:
@@ -147,13 +142,11 @@ def test_versions_and_files_that_were_removed_are_not_passed_over(table: DeltaLa
         table.append((f"row {number}", number))
     table.delta.create_checkpoint()
     table.log(1).unlink()
-    with pytest.raises(RangeExpired, match="has version 3, and no longer version 1"):
-        table.plan(found)
+    raises(RangeExpired, lambda: table.plan(found), "has version 3, and no longer version 1")
     table.delta.optimize.compact()
     table.delta.vacuum(0, dry_run=False, enforce_retention_duration=False)
     assert len(table.plan()["data_files"]) == 1, "the newest snapshot has one file"
-    with pytest.raises(RangeExpired, match=r"which version 2 has, is gone: .* VACUUM removed it"):
-        table.plan(starting_version=2)
+    raises(RangeExpired, lambda: table.plan(starting_version=2), r"which version 2 has, is gone: .* VACUUM removed it")
 
 
 OUTSIDE = "lists a file outside its folder"
@@ -184,12 +177,10 @@ def test_a_table_that_would_be_misread_is_refused(table: DeltaLakeTable, changed
         altered = [{name: {**action, **changed.get(name, {})} for name, action in each.items()} for each in actions]
         later = [each for each in altered if "add" not in each] if "add" not in changed else altered
     table.write_log(1, *later)
-    with pytest.raises(SourceUnreadable, match=message.replace("version 0", "version 1")):
-        table.plan(found)
+    raises(SourceUnreadable, lambda: table.plan(found), message.replace("version 0", "version 1"))
     table.log(1).unlink()
     table.write_log(0, *altered)
-    with pytest.raises(SourceUnreadable, match=message):
-        table.plan()
+    raises(SourceUnreadable, table.plan, message)
 
 
 def test_a_declaration_that_changes_is_compared_with_the_table_again(table: DeltaLakeTable) -> None:

@@ -20,7 +20,7 @@ import pytest
 from tests import steps
 from tests.crashes import Crash
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import SCHEMA, counted_here, overwrite, refusal
+from tests.sources.in_process import SCHEMA, counted_here, overwrite, raises
 from tidegate.explain.why import explain
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.engine import committing
@@ -115,7 +115,7 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
     counted = file.read_bytes()
     file.write_text(lines("a", "b", "c") if grows else lines("x", "y"))
     inbox.write("2.csv", lines("d"))
-    message = refusal(SourceChanged, lambda: inbox.run(pipeline, "second"))
+    message = raises(SourceChanged, lambda: inbox.run(pipeline, "second"))
     with StateStore.connect(inbox.settings) as store:
         (why,) = explain(store, pipeline, ask_source=store).causes
         assert store.last_opened("inbox").txid == 1
@@ -163,8 +163,7 @@ def test_a_file_of_the_same_size_and_time_is_read_and_named(inbox: Inbox, how: s
     os.utime(other, ns=(0, file.stat().st_mtime_ns))
     inbox.run(pipeline, "first")
     REPLACED[how](file, other)
-    with pytest.raises(SourceChanged, match=r"1\.csv has changed since it counted in txid 1"):
-        inbox.run(pipeline, "second")
+    raises(SourceChanged, lambda: inbox.run(pipeline, "second"), r"1\.csv has changed since it counted in txid 1")
 
 
 @BOTH_KINDS
@@ -182,8 +181,7 @@ def test_a_file_that_was_skipped_and_then_completed_is_read(inbox: Inbox, kind: 
     file.write_text(half)
     assert inbox.run(pipeline, "third") == []
     file.write_text(lines("a", "b", "c"))
-    with pytest.raises(SourceChanged, match="has changed since it counted in txid 2"):
-        inbox.run(pipeline, "fourth")
+    raises(SourceChanged, lambda: inbox.run(pipeline, "fourth"), "has changed since it counted in txid 2")
 
 
 def redo(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
@@ -212,8 +210,7 @@ def test_a_redo_reads_the_files_of_its_batch_again(inbox: Inbox, done: str | Non
     assert inbox.counts(pipeline) == once("abcd")
     lying = inbox.settings.home / "done" / "2" / "d.csv" if done else inbox.folder / "d.csv"
     lying.unlink()
-    with pytest.raises(SourceChanged, match=r"d\.csv has counted in txid 2, and is gone"):
-        redo(inbox, pipeline, 2)
+    raises(SourceChanged, lambda: redo(inbox, pipeline, 2), r"d\.csv has counted in txid 2, and is gone")
     lying.write_text(lines("d"))
     changed = again(inbox, pipeline, glob="*.CSV")
     redo(inbox, changed, 2)
@@ -250,8 +247,7 @@ def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: I
     inbox.run(pipeline, "first")
     assert inbox.counts(pipeline) == once("ab")
     new.write_text(lines("b", "c"))
-    with pytest.raises(SourceChanged, match=r"2\.csv has changed since it counted in txid 1"):
-        inbox.run(pipeline, "second")
+    raises(SourceChanged, lambda: inbox.run(pipeline, "second"), r"2\.csv has changed since it counted in txid 1")
     new.write_text(lines("b"))
     assert inbox.run(pipeline, "third") == []
     assert not new.exists(), "its ack was overdue"
@@ -314,8 +310,7 @@ def test_a_move_to_another_file_system_is_whole_or_not_at_all(tmp_path: Path, ot
     other = entry("another")
     folder.move(4, first)
     assert file.read_text() == "another"
-    with pytest.raises(SourceChanged, match="so it is not moved"):
-        folder.move(5, first)
+    raises(SourceChanged, lambda: folder.move(5, first), "so it is not moved")
     replaced = patch.object(shutil, "copy2", lambda old, copy: (copy.write_bytes(old.read_bytes()), old.write_text("new")))
     with replaced, pytest.raises(SourceChanged, match="was replaced while it was being moved"):
         folder.move(5, other)

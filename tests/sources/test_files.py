@@ -16,7 +16,7 @@ import pytest
 
 from tests import steps
 from tests.sources.conftest import Inbox
-from tests.sources.in_process import NO_FIT, SCHEMA, Folder, counted_here, folder, names, overwrite, plan, read
+from tests.sources.in_process import NO_FIT, SCHEMA, Folder, counted_here, folder, names, overwrite, plan, raises, read
 from tests.sources.lake_tables import rows_of
 from tests.store import Attempt
 from tidegate.explain.why import explain
@@ -143,8 +143,7 @@ def test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_one
     folder.write("01.parquet", parquet_of(pa.Table.from_pylist([*[dict.fromkeys(columns, "")] * 6, row])))
     of_row = f"{file}, row 7: the row has 1500 bytes, of which 700 are in column c3"
     assert folder.refused(wide).startswith(of_row)
-    with pytest.raises(MalformedRecord, match=re.escape(of_row)):
-        folder.read(wide, flagged=True)
+    raises(MalformedRecord, lambda: folder.read(wide, flagged=True), re.escape(of_row))
     nested = pa.table({"name": ["", "", ""], "v": [["z" * 900], ["z"] * 3, ["z" * 990, "z" * 100]]})
     folder.write("01.parquet", parquet_of(nested, use_dictionary=False))
     assert folder.refused(replace(PARQUET, schema={"name": "string", "v": "array<string>"})).startswith(f"{file}, row 3: ")
@@ -157,11 +156,9 @@ def test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_one
 def test_a_folder_that_does_not_exist_is_refused(folder: Folder) -> None:
     assert folder.plan(CSV) is None, "an empty folder has no batch"
     folder.path.rmdir()
-    with pytest.raises(SourceUnreadable, match=f"The source folder {folder.path} does not exist"):
-        folder.plan(CSV)
+    raises(SourceUnreadable, lambda: folder.plan(CSV), f"The source folder {folder.path} does not exist")
     folder.path.write_text("a file of that name")
-    with pytest.raises(SourceUnreadable, match=f"The source folder {folder.path} "):
-        folder.plan(CSV)
+    raises(SourceUnreadable, lambda: folder.plan(CSV), f"The source folder {folder.path} ")
 
 
 def test_names_of_folders_are_columns_also_of_a_record_that_is_replayed(folder: Folder) -> None:

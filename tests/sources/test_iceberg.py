@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.manifest import ManifestContent, ManifestWriterV2
 from pyiceberg.types import IntegerType, StringType
 
-from tests.sources.in_process import SCHEMA, names
+from tests.sources.in_process import SCHEMA, names, raises
 from tests.sources.lake_tables import IcebergTable, catalog, path_of, rows_of
 from tidegate.jobs.sources.iceberg import table as tables
 from tidegate.state_store import Settings
@@ -64,8 +64,7 @@ def test_a_snapshot_that_takes_rows_away_stops_planning(table: IcebergTable) -> 
     follower.run()
     table.iceberg.delete("amount = 1")
     table.append(("d", 4))
-    with pytest.raises(SourceChanged, match=r"deletes or rewrites rows that may have counted: it removes, .* skip_overwrites"):
-        follower.run()
+    raises(SourceChanged, follower.run, r"deletes or rewrites rows that may have counted: it removes, .* skip_overwrites")
     follower.source = replace(table.source, skip_overwrites=True)
     assert follower.run() == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
 
@@ -96,16 +95,14 @@ def test_a_position_whose_snapshot_expired_is_known_by_its_child(table: IcebergT
     table.append(("d", 4))
     last, lost, current = table.snapshots
     table.expire(last, lost)
-    with pytest.raises(RangeExpired, match=rf"has no snapshot {last} any more, .* The oldest that is left is {current}"):
-        follower.run()
+    raises(RangeExpired, follower.run, rf"has no snapshot {last} any more, .* The oldest that is left is {current}")
     follower.source = replace(table.source, generation=2)
     assert len(follower.run()) == 3 + 5
     for number in range(3):
         table.append(("e", number))
     between = table.snapshots[-2]
     table.expire(between)
-    with pytest.raises(RangeExpired, match=rf"has no snapshot {between} any more, which came after snapshot {current}"):
-        follower.run()
+    raises(RangeExpired, follower.run, rf"has no snapshot {between} any more, which came after snapshot {current}")
 
 
 def test_a_table_that_was_rolled_back_stops_planning(table: IcebergTable) -> None:
@@ -115,8 +112,7 @@ def test_a_table_that_was_rolled_back_stops_planning(table: IcebergTable) -> Non
     follower.run()
     table.iceberg.manage_snapshots().rollback_to_snapshot(table.snapshots[0]).commit()
     for _ in range(2):
-        with pytest.raises(SourceChanged, match=r"does not come from snapshot .* any more.*starting_snapshot the first"):
-            follower.run()
+        raises(SourceChanged, follower.run, r"does not come from snapshot .* any more.*starting_snapshot the first")
         table.append(("c", 3))
     follower.source = replace(table.source, generation=2, starting_snapshot=table.snapshots[-2])  # as the message says
     assert follower.run() == [("a", 1), ("b", 2), ("c", 3), ("c", 3)], "each row that was added counts once"
@@ -127,16 +123,13 @@ def test_another_table_of_the_name_stops_planning(table: IcebergTable) -> None:
     follower = table.follow()
     follower.run()
     catalog().drop_table(table.name)
-    with pytest.raises(SourceUnreadable, match=r"Catalog lake has no table sales\.number_\d+ \(NoSuchTableError"):
-        follower.run()
+    raises(SourceUnreadable, follower.run, r"Catalog lake has no table sales\.number_\d+ \(NoSuchTableError")
     table.create(**{"format-version": "1"})
     table.append(("b", 2))
-    with pytest.raises(SourceChanged, match=r"it has the id .*, and was .* declare generation=2"):
-        follower.run()
+    raises(SourceChanged, follower.run, r"it has the id .*, and was .* declare generation=2")
     follower.source = replace(table.source, generation=2)
     assert follower.run() == [("a", 1), ("b", 2)]
-    with pytest.raises(SourceChanged, match=r"Generation 2 of .* was read already"):
-        table.plan(table.plan(generation=2))
+    raises(SourceChanged, lambda: table.plan(table.plan(generation=2)), r"Generation 2 of .* was read already")
     of_another_format = {"generation": 1, "files": []}
     assert names(table.plan(of_another_format)) == names(table.plan(generation=2))
 
@@ -176,10 +169,8 @@ def test_deletes_of_single_rows_are_refused(table: IcebergTable) -> None:
     table.append(("a", 1), ("b", 2))
     with patch.object(ManifestWriterV2, "content", lambda _: ManifestContent.DELETES):
         table.append(("a", 1))
-    with pytest.raises(SourceUnreadable, match=r"has deletes of single rows in snapshot \d+, which are not read here"):
-        table.plan()
-    with pytest.raises(SourceChanged, match="deletes or rewrites rows"):
-        table.plan(starting_snapshot=table.snapshots[0])
+    raises(SourceUnreadable, table.plan, r"has deletes of single rows in snapshot \d+, which are not read here")
+    raises(SourceChanged, lambda: table.plan(starting_snapshot=table.snapshots[0]), "deletes or rewrites rows")
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "{root}/data/../../other"])
@@ -191,5 +182,4 @@ def test_a_data_file_outside_the_table_is_refused(table: IcebergTable, tmp_path:
     folder.mkdir(exist_ok=True)
     pq.write_table(rows_of(("a", 1)), folder / "1.parquet")
     table.iceberg.add_files([f"file://{folder}/1.parquet"])
-    with pytest.raises(SourceUnreadable, match=r"1\.parquet of .* lies outside the table's place"):
-        table.plan()
+    raises(SourceUnreadable, table.plan, r"1\.parquet of .* lies outside the table's place")

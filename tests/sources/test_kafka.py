@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from tests.crashes import IN_FULL
 from tests.sources.feeds import Feed
-from tests.sources.in_process import batches
+from tests.sources.in_process import batches, raises
 from tests.sources.topics import SECONDS, OrdersTopic, place, ranges, server, topic
 from tests.store import Attempt
 from tidegate.jobs.compute.sessions.session import spark_session
@@ -180,8 +180,7 @@ def test_records_that_expire_around_spark_s_read_are_missed(topic: OrdersTopic, 
         tasks = emitter.emit_batch(attempt, first).groupBy(F.spark_partition_id()).count().collect()
         assert [records for _, records in tasks] == [2] * 6
         topic.expire(1)
-        with pytest.raises(RangeExpired, match="tidegate skip orders 7 "):
-            emitter.verify_batch(attempt, first)
+        raises(RangeExpired, lambda: emitter.verify_batch(attempt, first), "tidegate skip orders 7 ")
     with pytest.raises(RangeExpired, match="tidegate skip orders 1 "):
         topic.read(source, topic.plan(source), meddle=lambda: topic.expire(2, 1))
 
@@ -268,8 +267,7 @@ def test_a_compacted_topic_is_an_opaque_source_only(place: Settings) -> None:
     assert ranges(topic.plan(topic.source(kind="opaque", gaps=True))) == {"0": (0, 4)}
     topic.unplanned(topic.source(gaps=True), error=SourceUnreadable, match="is compacted")
     planned, reader = topic.plan(topic.source(kind="opaque")), emitter_of(topic.source(gaps=True), None, topic.settings)
-    with pytest.raises(SourceUnreadable, match="is compacted"):
-        reader.verify_batch(Attempt("orders", 1, 1, planned), planned)
+    raises(SourceUnreadable, lambda: reader.verify_batch(Attempt("orders", 1, 1, planned), planned), "is compacted")
 
 
 def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic) -> None:
@@ -287,8 +285,7 @@ def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic)
         emitter = emitter_of(other.source(), spark, topic.settings)
         assert emitter.emit_batch(attempt, first).count() == 4
         emitter._delivered.get["records"].append((0, 2))
-        with pytest.raises(RowsLost, match="counts 6 records in 4 offsets"):
-            emitter.verify_batch(attempt, first)
+        raises(RowsLost, lambda: emitter.verify_batch(attempt, first), "counts 6 records in 4 offsets")
 
 
 @pytest.mark.promise("error:SOURCE_UNAVAILABLE")

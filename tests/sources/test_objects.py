@@ -20,7 +20,7 @@ from pyiceberg.utils.config import Config
 from tests import steps
 from tests.sources.conftest import Inbox
 from tests.sources.feeds import FilesFeed
-from tests.sources.in_process import SCHEMA, Follower, ThisProcess, batches, counted_here, names, plan, read
+from tests.sources.in_process import SCHEMA, Follower, ThisProcess, batches, counted_here, names, plan, raises, read
 from tests.sources.lake_tables import DeltaLakeTable, load_catalog, rows_of
 from tests.sources.s3 import Bucket, S3Server, VersioningServer, running_server
 from tests.store import Attempt
@@ -89,21 +89,17 @@ def test_an_object_that_is_not_as_planned_is_never_read(inbox: Inbox, bucket: Bu
     attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(pipeline.source, ThisProcess(), inbox.settings)
     assert list(emitter.emit_batch(attempt, metadata).toLocalIterator()) == [("a", 1)]
     bucket.csv("one.csv", 2)
-    with pytest.raises(SourceChanged, match="was overwritten"):
-        emitter.verify_batch(attempt, metadata)
+    raises(SourceChanged, lambda: emitter.verify_batch(attempt, metadata), "was overwritten")
     bucket.csv("one.csv", 1)  # what Spark read may have been the other content
-    with pytest.raises(RowsLost, match="was touched, or replaced and put back"):
-        emitter.verify_batch(attempt, metadata)
+    raises(RowsLost, lambda: emitter.verify_batch(attempt, metadata), "was touched, or replaced and put back")
     bucket.csv("one.csv", 3)  # a task opens what was planned, or nothing
     opened = object_places.pinned(object_places.place_of(Path(), bucket.url) / "one.csv", metadata["files"][0])
-    with pytest.raises(SourceChanged, match="was overwritten"):
-        opened.open()
+    raises(SourceChanged, opened.open, "was overwritten")
     bucket.csv("one.csv", 1)
     inbox.run(pipeline, "run")
     assert inbox.counts(pipeline) == {"a": (1, 1)}
     bucket.csv("one.csv", 4)
-    with pytest.raises(SourceChanged, match="has changed since it counted in txid 1"):
-        inbox.plan(pipeline, "later")
+    raises(SourceChanged, lambda: inbox.plan(pipeline, "later"), "has changed since it counted in txid 1")
 
 
 def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(project: Settings, bucket: Bucket) -> None:
@@ -239,8 +235,7 @@ def test_a_delta_table_is_followed(project: Settings, bucket: Bucket) -> None:
                 uploaded.add(path)
 
     bucket.put("table/_delta_log/_staged", "")
-    with pytest.raises(SourceUnreadable, match=r"is no Delta table: .* has no version"):
-        follower.run()
+    raises(SourceUnreadable, follower.run, r"is no Delta table: .* has no version")
     append("a", "b", "c")
     follower.run()
     append("d")
