@@ -47,12 +47,15 @@ class Shop:
         for granted in ("SELECT ON TABLES", "SELECT ON SEQUENCES", "USAGE ON SCHEMAS"):
             self.execute(f"ALTER DEFAULT PRIVILEGES GRANT {granted} TO tidegate_stager")
 
-    def session(self) -> Any:
-        """Return a cursor of a new session, in autocommit: it begins and ends transactions by itself."""
+    def session(self, begins_with: str | None = None) -> Any:
+        """Return a cursor of a new session in autocommit, which begins and ends transactions by itself, or has begun one."""
         conninfo = {**self.settings.conninfo(user=self.settings.pg_owner), "application_name": "shop"}
         connection = self._sessions.enter_context(closing(psycopg2.connect(**conninfo)))
         connection.autocommit = True
-        return connection.cursor()
+        cursor = connection.cursor()
+        if begins_with is not None:
+            cursor.execute(f"BEGIN; {begins_with}")
+        return cursor
 
     def execute(self, statement: str, parameters: Any = None) -> list[tuple]:
         self._owner.execute(statement, parameters)

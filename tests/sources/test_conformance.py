@@ -4,15 +4,17 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from tests.crashes import IN_FULL
+from tests.sources.conftest import PER_NAME
 from tests.sources.feeds import FEEDS, FixedFeed
 from tests.sources.in_process import SCHEMA, ThisProcess
-from tidegate.jobs import Count, FixedBatches, Pipeline, State, Sum
+from tidegate.jobs import Count, FixedBatches, Pipeline, State
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.fixed_batches import FixedCoordinator, FixedEmitter
 from tidegate.jobs.testing import PROMISES, Bench, BrokenPromise, NotPossible, check_source, partials
@@ -56,38 +58,31 @@ def test_files_keep_their_promises_in_this_process(tmp_path: Path, feed: str) ->
 
 
 # What a broken source makes of what a method returns, from the method's arguments; and how the suite says so.
+EMIT, PLAN = (FixedEmitter, "emit_batch"), (FixedCoordinator, "initialize_transaction")
 BROKEN: list[tuple[Any, str, Callable[..., Any], str]] = [
+    (*EMIT, lambda rows, *_: rows.where("name <> 'row 1'"), r"in exactly one batch: 1 rows are missing, such as \('row 1'"),
     (
-        *(FixedEmitter, "emit_batch", lambda rows, *_: rows.where("name <> 'row 1'")),
-        r"each row is in exactly one batch: 1 rows are missing, such as \('row 1', 1\)",
+        *EMIT,
+        lambda rows, *_: rows.union(rows.where("name = 'row 1'")),
+        r"one batch: 1 rows are too many, such as \('row 1'",
     ),
     (
-        *(FixedEmitter, "emit_batch", lambda rows, *_: rows.union(rows.where("name = 'row 1'"))),
-        r"each row is in exactly one batch: 1 rows are too many, such as \('row 1', 1\)",
-    ),
-    (
-        *(FixedEmitter, "emit_batch", lambda rows, attempt, _: rows.withColumn("amount", F.col("amount") + attempt.number - 1)),
+        *(*EMIT, lambda rows, attempt, _: rows.withColumn("amount", F.col("amount") + attempt.number - 1)),
         "a replay of batch 1 has the identical rows",
     ),
-    (
-        *(FixedCoordinator, "initialize_transaction", lambda found, *_: found or {"position": 10**6, "rows": 0, "sha256": ""}),
-        "there is an end",
-    ),
+    (*PLAN, lambda found, *_: found or {"position": 10**6, "rows": 0, "sha256": ""}, "there is an end"),
 ]
 
 
 @pytest.mark.promise("testing:each_row_is_in_exactly_one_batch", "testing:a_replay_has_the_identical_rows")
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken[-1])
 def test_a_broken_promise_is_named(
-    settings: Settings,
-    spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
-    broken: tuple[Any, str, Callable[..., Any], str],
+    settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, broken: Any
 ) -> None:
     kind, method, spoilt, message = broken
     real = getattr(kind, method)
-    monkeypatch.setattr(kind, method, lambda self, *arguments: spoilt(real(self, *arguments), *arguments))
-    with pytest.raises(BrokenPromise, match=message):
+    breaking = patch.object(kind, method, lambda self, *arguments: spoilt(real(self, *arguments), *arguments))
+    with breaking, pytest.raises(BrokenPromise, match=message):
         list(check_source(FixedFeed, spark, settings))
 
 
@@ -99,14 +94,7 @@ def test_a_sound_source_is_reported_with_the_promises_checked(settings: Settings
 
 @pytest.mark.promise("testing:partials")
 def test_an_authors_pipeline_is_tried_without_postgres(settings: Settings, spark: SparkSession) -> None:
-    pipeline = Pipeline(
-        name="words",
-        source=FixedBatches([], SCHEMA),
-        transform=lambda rows: rows.where("amount > 0"),
-        states={
-            "per_name": State(key={"name": "text"}, aggregates={"rows": Count(), "amount": Sum("amount")}),
-            "total": State(aggregates={"rows": Count()}),
-        },
-    )
+    states = {"per_name": PER_NAME, "total": State(aggregates={"lines": Count()})}
+    pipeline = Pipeline("words", FixedBatches([], SCHEMA), states, lambda rows: rows.where("amount > 0"))
     rows = spark.createDataFrame([("a", 1), ("b", 0), ("a", 2)], "name string, amount int")
-    assert partials(pipeline, rows) == {"per_name": [{"name": "a", "rows": 2, "amount": 3}], "total": [{"rows": 2}]}
+    assert partials(pipeline, rows) == {"per_name": [{"name": "a", "lines": 2, "amount": 3}], "total": [{"lines": 2}]}

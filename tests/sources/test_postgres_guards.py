@@ -292,8 +292,7 @@ def test_what_is_open_during_a_plan_is_not_passed_by(
     source, before, statement, message = case
     first = first_of(shop, source, before)
     shop.sell(3)
-    session = shop.session()
-    session.execute(f"BEGIN; {savepoint}; {statement}")
+    session = shop.session(f"{savepoint}; {statement}")
     shop.execute("CREATE TABLE later ()")
     second = shop.plan(source, first)
     assert second is None or shop.plan(source, second) is None
@@ -307,8 +306,7 @@ def test_a_transaction_that_metadata_cannot_list_counts_as_open(shop: Shop, monk
     """One that had begun before the plan draws from a sequence that is restarted after it."""
     monkeypatch.setattr(seen_by_plans, "OPEN", 0)
     first = first_of(shop, ORDERS, "")
-    session = shop.session()
-    session.execute("BEGIN; CREATE TABLE o ()")
+    session = shop.session("CREATE TABLE o ()")
     shop.sell(3)
     second = shop.plan(ORDERS, first)
     shop.run("DELETE FROM orders WHERE id < 20; ALTER SEQUENCE orders_id_seq RESTART 1")

@@ -42,8 +42,7 @@ def test_an_opaque_batch_reads_what_is_still_there(shop: Shop) -> None:
 @pytest.mark.promise("decision:0015", "limit:PostgresTable.wait_seconds")
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_a_lower_key_in_flight_holds_back_higher_ones(shop: Shop, end: str, caplog: pytest.LogCaptureFixture) -> None:
-    writer = shop.session()
-    writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
+    writer = shop.session("INSERT INTO orders (name) VALUES ('early')")
     shop.sell()
     assert shop.plan(ORDERS) is None
     named = f"session {writer.connection.get_backend_pid()} of tidegate_owner (shop)"
@@ -89,8 +88,7 @@ def test_writers_of_tables_in_a_query_are_waited_for(shop: Shop, query: str) -> 
     read = shop.read(source, shop.plan(source))
     assert read == ([(1, "Paper", 1), (2, "Ink", 2)] if is_joined else [(1, "n1", 1), (2, "n2", 2)])
     for table in ("orders", "titles") if is_joined else ("orders",):
-        writer = shop.session()
-        writer.execute(f"BEGIN; INSERT INTO {table} (name) VALUES ('early')")
+        writer = shop.session(f"INSERT INTO {table} (name) VALUES ('early')")
         assert shop.plan(source) is None
         writer.execute("ROLLBACK")
     assert shop.ids(source, shop.plan(source)) == [1, 2]
@@ -99,8 +97,7 @@ def test_writers_of_tables_in_a_query_are_waited_for(shop: Shop, query: str) -> 
 def test_a_partition_is_held_back_by_writers_through_its_parent(shop: Shop) -> None:
     shop.run("CREATE TABLE parent (LIKE orders INCLUDING ALL) PARTITION BY RANGE (id)")
     shop.run("CREATE TABLE child PARTITION OF parent DEFAULT; INSERT INTO parent (name) VALUES ('early')")
-    through_parent = shop.session()
-    through_parent.execute("BEGIN; LOCK TABLE ONLY parent IN ROW EXCLUSIVE MODE")
+    through_parent = shop.session("LOCK TABLE ONLY parent IN ROW EXCLUSIVE MODE")
     assert shop.plan(replace(ORDERS, table="child")) is None
     through_parent.execute("COMMIT")
     assert [shop.plan(replace(ORDERS, table=table))["to"] for table in ("child", "parent")] == [["1"], ["1"]]
@@ -155,8 +152,7 @@ def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop, roundi
     shop.execute(f"SELECT; {statements}")
     source = replace(by_query(DATED, query) if query else DATED, max_rows=5)
     shop.execute("SELECT pg_sleep(1.3 - extract(second FROM now()) % 1)")  # a time that is rounded down
-    writer = shop.session()
-    writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('open')")
+    writer = shop.session("INSERT INTO orders (name) VALUES ('open')")
     shop.sell(20)
     read: list[int] = []
     previous = None
@@ -303,8 +299,7 @@ def test_a_prepared_transaction_is_waited_for(
     prepared_shop: Shop, source: PostgresTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After PREPARE TRANSACTION its session is gone, but its rows are not visible yet."""
-    writer = prepared_shop.session()
-    writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
+    writer = prepared_shop.session("INSERT INTO orders (name) VALUES ('early')")
     writer.execute("PREPARE TRANSACTION 'late'")
     prepared_shop.sell()
     assert prepared_shop.plan(source) is None

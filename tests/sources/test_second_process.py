@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,14 +15,14 @@ import pytest
 
 from tests import steps
 from tests.checkout import REPOSITORY
-from tidegate.jobs import Files, Pipeline, State, Sum
-from tidegate.jobs.aggregates import Count
+from tests.sources.conftest import PER_NAME
+from tests.sources.in_process import SCHEMA
+from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings
 
-SOURCE = Files("inbox", schema={"name": "string", "amount": "int"}, kind="opaque", done_folder="done")
-STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")}, kind="opaque")
-PIPELINE = Pipeline("inbox", SOURCE, {"sums": STATE}, lambda rows: rows.where("amount > 0"))
+SOURCE = Files("inbox", schema=SCHEMA, kind="opaque", done_folder="done")
+PIPELINE = Pipeline("inbox", SOURCE, {"sums": replace(PER_NAME, kind="opaque")}, lambda rows: rows.where("amount > 0"))
 
 
 @pytest.mark.promise("performance:one-session-per-pipeline", "decision:0003")

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import PySparkException
 
 from tests.servers import Server
-from tests.sources.in_process import plan
+from tests.sources.in_process import plan, raises
 from tests.store import Attempt
 from tidegate.jobs import Kafka
 from tidegate.jobs.compute.sessions.session import spark_session
@@ -104,14 +104,12 @@ class OrdersTopic:
 
     def unplanned(self, source: Kafka, *plans: Any, match: str, error: type[TidegateError] = SourceChanged) -> None:
         """Check that no batch is planned after these batches, and why."""
-        with pytest.raises(error, match=match):
-            self.plan(source, *plans)
+        raises(error, lambda: self.plan(source, *plans), match)
 
     def refused(self, source: Kafka, metadata: dict, error: type[TidegateError], match: str) -> str:
         """Check that a batch is refused before Spark reads anything; return the error's line."""
-        with pytest.raises(error, match=match) as refusal:
-            emitter_of(source, None, self.settings).emit_batch(Attempt("orders", 1, 1, metadata), metadata)
-        return str(refusal.value)
+        reader, attempt = emitter_of(source, None, self.settings), Attempt("orders", 1, 1, metadata)
+        return raises(error, lambda: reader.emit_batch(attempt, metadata), match)
 
     def read(self, source: Kafka, metadata: dict, meddle: Callable[[], None] = lambda: None) -> list[Row]:
         """Read a batch with Spark, verify it, and return its rows. It raises the pipeline's errors."""
