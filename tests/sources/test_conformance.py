@@ -76,9 +76,7 @@ BROKEN: list[tuple[Any, str, Callable[..., Any], str]] = [
 
 @pytest.mark.promise("testing:each_row_is_in_exactly_one_batch", "testing:a_replay_has_the_identical_rows")
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken[-1])
-def test_a_broken_promise_is_named(
-    settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, broken: Any
-) -> None:
+def test_a_broken_promise_is_named(settings: Settings, spark: SparkSession, broken: Any) -> None:
     kind, method, spoilt, message = broken
     real = getattr(kind, method)
     breaking = patch.object(kind, method, lambda self, *arguments: spoilt(real(self, *arguments), *arguments))

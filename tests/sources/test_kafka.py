@@ -24,7 +24,7 @@ from tests.crashes import IN_FULL
 from tests.sources.feeds import Feed
 from tests.sources.in_process import batches, raises
 from tests.sources.topics import SECONDS, OrdersTopic, place, ranges, server, topic
-from tests.store import Attempt
+from tests.store import Attempt, errors
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.kafka import read
@@ -34,15 +34,7 @@ from tidegate.jobs.testing import PROMISES, Bench, NotPossible
 from tidegate.stack.components.kafka import EmbeddedKafka
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import (
-    BadKey,
-    PartitionUnavailable,
-    RangeExpired,
-    RowsLost,
-    SourceChanged,
-    SourceUnavailable,
-    SourceUnreadable,
-)
+from tidegate.state_store.base.errors import RangeExpired, RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 
 __all__ = ["place", "server", "topic"]  # fixtures
 
@@ -316,7 +308,7 @@ def test_the_password_is_in_no_plan_metadata_or_identity(topic: OrdersTopic) -> 
         rows.explain(extended=True)
         print(rows._plan.to_proto(spark.client))  # noqa: T201 - what is sent to Spark, options and all
         assert [header.asDict() for header in rows.first().headers] == [{"key": "trace", "value": b"7"}]
-        assert "offset 0 (value)" in str(emitter.explain(BadKey("invalid byte sequence")))
+        assert "offset 0 (value)" in str(emitter.explain(errors.BadKey("invalid byte sequence")))
     assert "sasl.jaas.config" in shown.getvalue()
     for text in (shown.getvalue(), json.dumps(first), source.identity, repr(source)):
         assert password not in text
@@ -448,8 +440,8 @@ def test_a_partition_without_a_leader_stops_a_transactional_source_only(
             assert wait_until(lambda: known(topic.name, SECONDS).topics[topic.name].partitions[1].leader == -1, SECONDS)
         transactional, opaque = topic.source(), topic.source(kind="opaque")
         has_none = r"Partition 1 of topic .* has no leader"
-        topic.unplanned(transactional, first, error=PartitionUnavailable, match=has_none)
-        topic.refused(transactional, first, PartitionUnavailable, has_none)
+        topic.unplanned(transactional, first, error=errors.PartitionUnavailable, match=has_none)
+        topic.refused(transactional, first, errors.PartitionUnavailable, has_none)
         topic.unplanned(opaque, error=SourceUnavailable, match="The first batch needs all")
         following = topic.plan(opaque, first)
         assert ranges(following) == {"0": (2, 3)}
