@@ -183,8 +183,7 @@ class ChangesFeed(Feed):
     def __init__(self, settings: Settings, number: int) -> None:
         self._settings = settings
         name = f"feed_{number}"
-        states = {f"{name}_rows": Rows({"name": "text", "amount": "integer"})}
-        pipeline = Pipeline(name, Stream("transactional"), states)
+        pipeline = Pipeline(name, Stream("transactional"), {f"{name}_rows": Rows({"name": "text", "amount": "integer"})})
         register_pipelines(settings, pipeline)
         self._spec = pipeline.spec
         self.source = Changes(f"{name}.{name}_rows", max_txids=1, partitions=2)

@@ -141,8 +141,7 @@ def test_a_column_of_what_is_followed_comes_and_does_not_go_while_a_batch_needs_
     refusal = "State log .* cannot lose or widen amount yet: pipeline late follows it, and has planned txids 1 to 1"
     raises(DeclarationChanged, lambda: migrate(inbox.settings, without, early, late), refusal)
     steps.complete(inbox.settings, late, 1)
-    rows = sorted((row["amount"], row["city"]) for row in inbox.rows(late, "copy_of_late"))
-    assert rows == [(1, None), (3, "Rome")]
+    assert sorted((row["amount"], row["city"]) for row in inbox.rows(late, "copy_of_late")) == [(1, None), (3, "Rome")]
 
 
 def test_what_one_pipeline_wrote_together_is_joined(inbox: Inbox, upstream: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +153,7 @@ def test_what_one_pipeline_wrote_together_is_joined(inbox: Inbox, upstream: Pipe
         total = {row["txid"]: row["amount"] for row in inputs["totals"]}
         return [{**row, "total": total[row["txid"]]} for row in inputs["rows"] if row["txid"] in total]
 
-    states = {"paired": Rows(KEPT | {"total": "bigint"})}
-    follower = inbox.declare(source, name="follower", states=states, transform=joined)
+    follower = inbox.declare(source, name="follower", states={"paired": Rows(KEPT | {"total": "bigint"})}, transform=joined)
     look, batches = changes._find_upstream, iter([(1, FILES[1]), (2, FILES[3])])
 
     def commits_after(connection: Any, source: Changes) -> Any:

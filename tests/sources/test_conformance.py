@@ -86,8 +86,7 @@ def test_a_broken_promise_is_named(settings: Settings, spark: SparkSession, brok
 
 @pytest.mark.promise("testing:NotPossible", "testing:check_source")
 def test_a_sound_source_is_reported_with_the_promises_checked(settings: Settings, spark: SparkSession) -> None:
-    kept = set(check_source(FixedFeed, spark, settings))
-    assert kept == set(PROMISES["transactional"]) - {"what_is_hidden_stops_the_replay"}
+    assert set(check_source(FixedFeed, spark, settings)) == set(PROMISES["transactional"]) - {"what_is_hidden_stops_the_replay"}
 
 
 @pytest.mark.promise("testing:partials")

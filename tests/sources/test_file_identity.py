@@ -212,8 +212,7 @@ def test_a_redo_reads_the_files_of_its_batch_again(inbox: Inbox, done: str | Non
     lying.unlink()
     raises(SourceChanged, lambda: redo(inbox, pipeline, 2), r"d\.csv has counted in txid 2, and is gone")
     lying.write_text(lines("d"))
-    changed = again(inbox, pipeline, glob="*.CSV")
-    redo(inbox, changed, 2)
+    redo(inbox, again(inbox, pipeline, glob="*.CSV"), 2)
     assert inbox.counts(pipeline) == once("abcd")
 
 

@@ -460,8 +460,7 @@ def test_csv_files_that_are_older_than_a_column_have_null(folder: Folder) -> Non
     folder.write("1.csv", 'name,amount\na,1\n"b\nc",2\n')
     folder.write("2.csv", "amount,channel,name\n3,web,d\n")
     source = replace(OVER["csv"], schema={**SCHEMA, "channel": "string", "n": "int"})
-    message = folder.refused(source)
-    assert "channel, n is missing. If the file is older than that, missing='null' makes it NULL" in message
+    assert "channel, n is missing. If the file is older than that, missing='null' makes it NULL" in folder.refused(source)
     nulls = replace(source, missing="null")
     assert folder.rows(nulls) == [("a", 1, None, None), ("b\nc", 2, None, None), ("d", 3, "web", None)]
     folder.write("3.csv", "name,amount\ne,x\n")

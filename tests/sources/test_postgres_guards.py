@@ -24,7 +24,6 @@ WORDS = PostgresTable(table="words", key="code", schema={"code": "string"}, key_
 GOODS = replace(ORDERS, table="goods")
 BOTH = by_query(ORDERS, "SELECT * FROM orders UNION ALL SELECT * FROM returns")
 
-# --------------------------------------------------------------------------------------------- refused by the first plan
 
 NOT_DRAWN = "ALTER TABLE orders ALTER id DROP IDENTITY"
 UNDECLARED = "is not filled by a sequence.*key_is_drawn=True"
@@ -132,8 +131,6 @@ def test_hidden_transactions_are_refused(shop: Shop) -> None:
         hidden.cursor().execute("SELECT 1")
         refused(shop, DATED, SourceUnreadable, message="track_activities")
 
-
-# ------------------------------------------------------------------------------------------- altered between two plans
 
 # Partitioned by year; and old orders that could be attached, with keys that were read: no gap and no newest range shows them.
 PARTED = """DROP TABLE orders; CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, name text, amount integer,

@@ -23,8 +23,6 @@ from tidegate.jobs.sources.postgres.read import BLOCK_BYTES
 from tidegate.stack.components.server_process import reserve_port
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 
-# ------------------------------------------------------------------------------------------------------- in flight
-
 
 def test_an_opaque_batch_reads_what_is_still_there(shop: Shop) -> None:
     shop.sell(3)
@@ -165,9 +163,6 @@ def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop, roundi
     assert sorted(read) == [*range(1, 22)]
 
 
-# ------------------------------------------------------------------------------------------- cuts, names, keys and values
-
-
 def test_rows_that_share_a_key_stay_together(shop: Shop) -> None:
     """A boundary between them would lose some: the batch grows instead."""
     source = replace(DATED, key="written", max_rows=2, partitions=2)
@@ -267,9 +262,6 @@ def test_the_identity_says_which_rows_and_where() -> None:
     others = [there, replace(ORDERS, table="others"), replace(ORDERS, schema={**ORDERS.schema, "amount": "bigint"}), DATED]
     others += [by_query(ORDERS, "orders"), replace(there, connection={**connection, "dbname": "d"})]
     assert len({ORDERS.identity, *(other.identity for other in others)}) == len(others) + 1
-
-
-# ---------------------------------------------------------------------- another server, which has prepared transactions
 
 
 @pytest.fixture(scope="module")

@@ -44,8 +44,7 @@ class OrdersTopic:
     def create(self, partitions: int, brokers: list[list[int]] | None = None, **config: str) -> None:
         """Create the topic, on these brokers or on any, and wait until it is known."""
         where = {"replica_assignment": brokers} if brokers else {"replication_factor": 1}
-        new_topic = NewTopic(self.name, partitions, config=config, **where)
-        self.admin.create_topics([new_topic])[self.name].result(SECONDS)
+        self.admin.create_topics([NewTopic(self.name, partitions, config=config, **where)])[self.name].result(SECONDS)
         assert wait_until(lambda: self.name in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
 
     def delete(self) -> None:
