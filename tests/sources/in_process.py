@@ -11,9 +11,11 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -54,6 +56,18 @@ def overwrite(path: Path, content: bytes) -> None:
     times = path.stat()
     path.write_bytes(content)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def meanwhile(owner: Any, name: str, act: Callable[[], object]) -> AbstractContextManager[Any]:
+    """Act when a function is called for the first time, before it does its work."""
+    original, acts = getattr(owner, name), [act]
+
+    def act_first(*arguments: Any, **named: Any) -> Any:
+        if acts:
+            acts.pop()()
+        return original(*arguments, **named)
+
+    return patch.object(owner, name, act_first)
 
 
 def raises(error: type[TidegateError], act: Callable[[], object], message: str | None = None) -> str:

@@ -1,7 +1,7 @@
 """A shop: a database with orders, its writers, and the PostgresTable that reads it."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from tests.statements import execute
 from tests.store import Attempt
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.sources.binding import emitter_of
-from tidegate.jobs.sources.postgres import plan as planning
 from tidegate.jobs.sources.postgres.read import parts_of, read_part
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings
@@ -99,17 +98,6 @@ class Shop:
         [(since,)] = self.execute(f"SELECT query_start {planner}")
         later = f"SELECT 1 {planner} AND query_start > %s::timestamptz + interval '150 ms'"  # three looks
         assert wait_until(lambda: bool(self.execute(later, [since])), SECONDS)
-
-
-def meanwhile(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], object]) -> None:
-    original, acts = getattr(planning, step), [act]
-
-    def act_first(*arguments: Any, **named: Any) -> Any:
-        if acts:
-            acts.pop()()
-        return original(*arguments, **named)
-
-    monkeypatch.setattr(planning, step, act_first)
 
 
 EMPTY = """

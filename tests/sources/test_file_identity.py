@@ -20,7 +20,7 @@ import pytest
 from tests import steps
 from tests.crashes import Crash
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import SCHEMA, counted_here, overwrite, raises
+from tests.sources.in_process import SCHEMA, counted_here, meanwhile, overwrite, raises
 from tidegate.explain.why import explain
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.engine import committing
@@ -229,21 +229,18 @@ def test_a_redo_that_dies_before_its_ack_owes_it(inbox: Inbox) -> None:
     assert inbox.counts(pipeline) == once("ab")
 
 
-def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: Inbox) -> None:
     """The redo's process died, so its ack is due: a file that it took, and that grew in the folder, would count twice."""
     pipeline = declare(inbox, done_folder="done", max_files=10)
     inbox.write("1.csv", lines("a"))
     new = inbox.folder / "2.csv"
-    noted = StateStore.note_ack
 
-    def redo_meanwhile(store: StateStore, *acked: Any) -> None:
-        monkeypatch.setattr(StateStore, "note_ack", noted)
-        inbox.write("2.csv", lines("b"))
+    def grow_and_redo() -> None:
+        new.write_text(lines("b"))
         redo_and_die(inbox, pipeline)
-        noted(store, *acked)
 
-    monkeypatch.setattr(StateStore, "note_ack", redo_meanwhile)
-    inbox.run(pipeline, "first")
+    with meanwhile(StateStore, "note_ack", grow_and_redo):
+        inbox.run(pipeline, "first")
     assert inbox.counts(pipeline) == once("ab")
     new.write_text(lines("b", "c"))
     raises(SourceChanged, lambda: inbox.run(pipeline, "second"), r"2\.csv has changed since it counted in txid 1")

@@ -2,7 +2,10 @@
 
 import io
 import json
+import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -15,19 +18,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import steps
-from tests.sources.conftest import Inbox
+from tests.checkout import REPOSITORY
+from tests.sources.conftest import PER_NAME, Inbox
 from tests.sources.in_process import NO_FIT, SCHEMA, Folder, counted_here, folder, names, overwrite, plan, raises, read
 from tests.sources.lake_tables import rows_of
 from tests.store import Attempt
 from tidegate.explain.why import explain
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.column_types import parse_type
 from tidegate.jobs.sources.files.formats.records import typed_values
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
-from tidegate.state_store import StateStore
+from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import MalformedRecord, RowsLost, SourceChanged, SourceUnreadable
 
 __all__ = ["counted_here", "folder"]  # fixtures
@@ -475,3 +480,27 @@ def test_spark_reads_and_the_ledger_tells(inbox: Inbox) -> None:
         inbox.write(f"{number}.parquet", file_of("parquet", row))
     inbox.run(pipeline, "first")
     assert noted(inbox, pipeline) == [("discount", 2)]
+
+
+# Processes share a Spark server, whose caches of one process must not reach the next. Each is this module as a program.
+SOURCE = Files("inbox", schema=SCHEMA, kind="opaque", done_folder="done")
+PIPELINE = Pipeline("inbox", SOURCE, {"sums": replace(PER_NAME, kind="opaque")}, lambda rows: rows.where("amount > 0"))
+
+
+@pytest.mark.promise("performance:one-session-per-pipeline", "decision:0003")
+def test_a_file_is_read_as_it_is_even_if_an_earlier_process_read_another_of_its_name(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    register(PIPELINE)
+    (settings.home / "inbox").mkdir()
+    for rows in (2, 1000):
+        table = pa.table({"name": ["a"] * rows, "amount": pa.array(range(1, rows + 1), pa.int32())})
+        pq.write_table(table, settings.home / "inbox" / "1.parquet")
+        command = [sys.executable, "-m", "tests.sources.test_files", f"{rows} rows"]
+        subprocess.run(command, input=pickle.dumps(settings), cwd=REPOSITORY, check=True, timeout=300)
+    (row,) = steps.rows(settings, PIPELINE)
+    assert (row["lines"], row["amount"]) == (1002, 3 + 500500)
+
+
+if __name__ == "__main__":
+    run_pipeline(pickle.load(sys.stdin.buffer), PIPELINE, run_id=sys.argv[1])

@@ -12,8 +12,7 @@ import pytest
 
 from tests.jars import fetch_or_skip
 from tests.servers import Server, migrated_database, running_stack
-from tests.sources.s3 import PAGE, SECRET, S3Server, spark_packages
-from tests.sources.test_objects import s3
+from tests.sources.test_objects import PAGE, SECRET, S3Server, s3, spark_packages
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore

@@ -9,11 +9,12 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
-from tests.sources.in_process import batches
-from tests.sources.shop import CREATE, DATED, DRAWN, ORDERS, Shop, by_query, meanwhile, refused
+from tests.sources.in_process import batches, meanwhile
+from tests.sources.shop import CREATE, DATED, DRAWN, ORDERS, Shop, by_query, refused
 from tests.statements import execute
 from tests.store import encode_metadata
 from tidegate.jobs import PostgresTable
+from tidegate.jobs.sources.postgres import plan as planning
 from tidegate.jobs.sources.postgres import seen_by_plans
 from tidegate.jobs.sources.postgres.read import read_part
 from tidegate.state_store.base.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnavailable, SourceUnreadable
@@ -270,14 +271,14 @@ BY_ID, BY_TIME = (ORDERS, f"{PARTED}; {LOADED}", ATTACH, ATTACHED), (DATED, f"{P
     ],
 )
 def test_what_could_hide_rows_while_a_plan_works_is_refused(
-    shop: Shop, step: str, case: tuple[PostgresTable, str, str, str], monkeypatch: pytest.MonkeyPatch
+    shop: Shop, step: str, case: tuple[PostgresTable, str, str, str]
 ) -> None:
     """Wherever it comes between the plan's statements; the next plan would take it for read."""
     source, before, statements, message = case
     first = first_of(shop, source, before)
     shop.sell(1)
-    meanwhile(monkeypatch, step, lambda: shop.run(statements))
-    refused(shop, source, SourceChanged, first, message)
+    with meanwhile(planning, step, lambda: shop.run(statements)):
+        refused(shop, source, SourceChanged, first, message)
 
 
 @pytest.mark.parametrize("savepoint", ["SELECT 1", "SAVEPOINT s", "SAVEPOINT s; CREATE TABLE o (); RELEASE s; SAVEPOINT t"])
@@ -325,13 +326,13 @@ def test_rows_are_planned_by_time_once_all_open_transactions_can_be_listed(shop:
         assert (second["rows"], shop.plan(DATED, second)) == (3, None)
 
 
-def test_a_partition_with_new_rows_may_be_attached_while_a_plan_works(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_with_new_rows_may_be_attached_while_a_plan_works(shop: Shop) -> None:
     """Its rows are in the range that is cut just then, so they were not passed by; and the next plan knows this."""
     first = first_of(shop, ORDERS, PARTED)
     shop.run(LOAD.format("nextval('orders_id_seq')"))
     shop.sell()
-    meanwhile(monkeypatch, "gaps_of", lambda: shop.run(ATTACH))
-    second = shop.plan(ORDERS, first)
+    with meanwhile(planning, "gaps_of", lambda: shop.run(ATTACH)):
+        second = shop.plan(ORDERS, first)
     assert shop.ids(ORDERS, second) == [21, 22]
     assert shop.plan(ORDERS, second) is None
     shop.sell()
