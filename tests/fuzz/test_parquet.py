@@ -92,7 +92,6 @@ def only_if(fits: bool, value: Any) -> Any:
 
 
 def expected(kind: pa.DataType, value: Any, declared: str) -> Any:
-    """Return a value in its declared type."""
     if value is None:
         return None
     if pa.types.is_list(kind):

@@ -30,7 +30,7 @@ class Inbox:
         self.settings = settings
         self.folder = self.path = settings.home / "inbox"
         self.folder.mkdir()
-        self._register = register
+        self.register = register
 
     def put(self, folder: str, rows: Iterable[tuple], *, columns: Iterable[str] = SCHEMA, name: str | None = None) -> Path:
         """Write a CSV file into a folder beside the inbox; without a name, after the others there."""
@@ -41,7 +41,7 @@ class Inbox:
     def declare(self, source: Source, **pipeline: Any) -> Pipeline:
         """Declare and register the pipeline; by default it has one state per name."""
         declared = Pipeline(**{"name": "inbox", "source": source, "states": {"per_name": PER_NAME}, **pipeline})
-        self._register(declared)
+        self.register(declared)
         return declared
 
     def plan(self, pipeline: Pipeline, run_id: str) -> list[int]:

@@ -80,7 +80,6 @@ def raises(error: type[TidegateError], act: Callable[[], object], message: str |
 
 
 def names(metadata: Any) -> list[str]:
-    """Return the names of the files of a batch."""
     return [file["name"] for file in metadata.get("files") or metadata["data_files"]]
 
 
@@ -213,7 +212,6 @@ class Table:
         return Follower(self.settings, replace(self.source, **source))
 
     def plan(self, previous: Any = None, **source: Any) -> Any:
-        """Return the metadata of the batch after a batch, of a plan of its own."""
         return plan(self.settings, replace(self.source, **source), previous)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -88,11 +89,9 @@ def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, lim
     assert {row["new"] for row in inbox.rows(follower, "followed")} == {1}
 
 
-def test_a_redo_and_a_follower_that_registers_wait_for_each_other(
-    inbox: Inbox, upstream: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@patch.object(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.5)
+def test_a_redo_and_a_follower_that_registers_wait_for_each_other(inbox: Inbox, upstream: Pipeline) -> None:
     """So the redo knows each follower that may read what it takes back."""
-    monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.5)
     follower = Pipeline("follower", Changes("inbox.log"), {"copies": State({"name": "text"}, {"copies": Count()})})
     with StateStore.connect(inbox.settings) as store, store.engine.begin() as redoing:
         cursors.lock(redoing, "inbox")

@@ -5,6 +5,7 @@ import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -51,10 +52,8 @@ def test_rows_are_read_once_by_versions_partitions_and_added_columns(table: Delt
 
 @pytest.mark.promise("limit:NAMES_AT_ONCE", "decision:0042")
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_a_snapshot_is_read_on_while_the_table_goes_on(
-    table: DeltaLakeTable, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool
-) -> None:
-    monkeypatch.setattr(plan, "NAMES_AT_ONCE", 2)
+@patch.object(plan, "NAMES_AT_ONCE", 2)
+def test_a_snapshot_is_read_on_while_the_table_goes_on(table: DeltaLakeTable, has_checkpoint: bool) -> None:
     for number in range(7):
         table.append((f"row {number}", number))
     if has_checkpoint:

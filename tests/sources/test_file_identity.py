@@ -42,7 +42,6 @@ def declare(inbox: Inbox, kind: Any = "opaque", **source: Any) -> Pipeline:
 
 
 def again(inbox: Inbox, pipeline: Pipeline, **source: Any) -> Pipeline:
-    """Declare the pipeline with another source of files."""
     return inbox.declare(replace(pipeline.source, **source), states={"per_name": OPAQUE}, version=2)
 
 
@@ -52,7 +51,6 @@ def lines(*names: str) -> str:
 
 
 def once(names: str) -> dict[str, tuple[int, int]]:
-    """Return the counts of names that have counted once."""
     return dict.fromkeys(names, (1, 1))
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -30,9 +31,10 @@ from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.column_types import parse_type
+from tidegate.jobs.sources.files.formats.parquet_files import parquet_footers, parquet_tasks
 from tidegate.jobs.sources.files.formats.records import typed_values
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import MalformedRecord, RowsLost, SourceChanged, SourceUnreadable
 
 __all__ = ["counted_here", "folder"]  # fixtures
@@ -133,12 +135,10 @@ def test_a_parquet_row_with_a_value_that_does_not_fit_is_set_aside(folder: Folde
 
 
 @pytest.mark.promise("limit:LONG_ROW_BYTES")
-def test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("parquet_footers", "parquet_tasks"):
-        monkeypatch.setattr(f"tidegate.jobs.sources.files.formats.parquet_files.{module}.MAX_RECORD_BYTES", 1000)
-    monkeypatch.setattr("tidegate.jobs.sources.files.formats.parquet_files.parquet_footers.LONG_ROW_BYTES", 50)
+@patch.object(parquet_footers, "LONG_ROW_BYTES", 50)
+@patch.object(parquet_footers, "MAX_RECORD_BYTES", 1000)
+@patch.object(parquet_tasks, "MAX_RECORD_BYTES", 1000)
+def test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces(folder: Folder) -> None:
     columns = [f"c{number}" for number in range(9)]
     wide = replace(PARQUET, schema=dict.fromkeys(columns, "string"))
     row, longer = (dict.fromkeys(columns, "x" * size) | {"c3": "y" * 7 * size} for size in (100, 1000))
@@ -231,9 +231,7 @@ def content_put_back(aside: Path, file: Path) -> None:
 
 
 @pytest.mark.parametrize("put_back", [Path.replace, content_put_back])
-def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal(
-    folder: Folder, put_back: Callable[[Path, Path], object]
-) -> None:
+def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal(folder: Folder, put_back: Any) -> None:
     file = folder.write("01.csv", f"{HEADER}a,1\n")
     metadata = folder.plan(CSV)
     attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(CSV, None, folder.settings)
@@ -488,17 +486,14 @@ PIPELINE = Pipeline("inbox", SOURCE, {"sums": replace(PER_NAME, kind="opaque")},
 
 
 @pytest.mark.promise("performance:one-session-per-pipeline", "decision:0003")
-def test_a_file_is_read_as_it_is_even_if_an_earlier_process_read_another_of_its_name(
-    settings: Settings, register: Callable[..., None]
-) -> None:
-    register(PIPELINE)
-    (settings.home / "inbox").mkdir()
+def test_a_file_is_read_as_it_is_even_if_an_earlier_process_read_another_of_its_name(inbox: Inbox) -> None:
+    inbox.register(PIPELINE)
     for rows in (2, 1000):
         table = pa.table({"name": ["a"] * rows, "amount": pa.array(range(1, rows + 1), pa.int32())})
-        pq.write_table(table, settings.home / "inbox" / "1.parquet")
+        inbox.write("1.parquet", parquet_of(table))
         command = [sys.executable, "-m", "tests.sources.test_files", f"{rows} rows"]
-        subprocess.run(command, input=pickle.dumps(settings), cwd=REPOSITORY, check=True, timeout=300)
-    (row,) = steps.rows(settings, PIPELINE)
+        subprocess.run(command, input=pickle.dumps(inbox.settings), cwd=REPOSITORY, check=True, timeout=300)
+    (row,) = steps.rows(inbox.settings, PIPELINE)
     assert (row["lines"], row["amount"]) == (1002, 3 + 500500)
 
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -44,8 +45,6 @@ Row = tuple[int, int, str]
 
 
 class OrdersTopic:
-    """A topic, with helpers to produce, plan and read."""
-
     def __init__(self, settings: Settings, partitions: int = 2, **config: str) -> None:
         self.settings = settings
         self.name = f"orders.{uuid.uuid4().hex[:12]}"
@@ -61,7 +60,6 @@ class OrdersTopic:
         assert wait_until(lambda: self.name in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
 
     def delete(self) -> None:
-        """Delete the topic, and wait until it is gone."""
         self.admin.delete_topics([self.name])[self.name].result(SECONDS)
         assert wait_until(lambda: self.name not in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
 
@@ -75,8 +73,6 @@ class OrdersTopic:
         return Producer({**kafka_client(self.settings), "linger.ms": 0, "log_level": 0})
 
     def produce(self, *counts: int, timestamp: datetime | None = None, key: str | None = None) -> None:
-        """Produce so many records to the first partitions."""
-
         def remember(error: object, message: Any) -> None:
             assert error is None
             self.produced.append((message.partition(), message.offset(), message.value().decode()))
@@ -166,10 +162,7 @@ NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
 
 class KafkaFeed(Feed):
-    """A topic of two partitions, two records a batch.
-
-    A record cannot be changed, and partitions without a leader need a second broker: both have tests of their own.
-    """
+    """A topic of two partitions, two records a batch; no record can be changed, and leaders have tests of their own."""
 
     def __init__(self, settings: Settings, kind: Any) -> None:
         self._topic = OrdersTopic(settings)
@@ -403,14 +396,11 @@ def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic)
 
 
 @pytest.mark.promise("error:SOURCE_UNAVAILABLE")
-def test_a_wrong_password_is_distinguished_from_brokers_that_are_away(
-    topic: OrdersTopic, tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tidegate.jobs.sources.kafka.topic.ANSWER_SECONDS", 2)
-    topic.unplanned(topic.source(bootstrap=f"127.0.0.1:{free_port()}"), error=SourceUnavailable, match="does not answer")
-    monkeypatch.undo()
+def test_a_wrong_password_is_distinguished_from_brokers_that_are_away(topic: OrdersTopic, free_port: Callable[[], int]) -> None:
+    with patch("tidegate.jobs.sources.kafka.topic.ANSWER_SECONDS", 2):
+        topic.unplanned(topic.source(bootstrap=f"127.0.0.1:{free_port()}"), error=SourceUnavailable, match="does not answer")
     properties, password = topic.settings.kafka_properties_file.read_text(), kafka_client(topic.settings)["sasl.password"]
-    (tmp_path / "wrong.properties").write_text(properties.replace(password, "not-the-password"))
+    (topic.settings.home / "wrong.properties").write_text(properties.replace(password, "not-the-password"))
     with pytest.raises(SourceUnreadable, match="refuses us") as refusal:
         topic.plan(topic.source(properties_file="wrong.properties"))
     assert "not-the-password" not in str(refusal.value)

@@ -74,7 +74,6 @@ class S3Server:
         self._process: Any = None
 
     def start(self) -> None:
-        """Start the process, and wait until it answers."""
         options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{java_libraries.folder(self.packages)}/*"]
         command, environment = [java_program(), *options, *self._program()], {**os.environ, "LC_ALL": "C.UTF-8"}
         with self._log.open("ab") as log:
@@ -141,7 +140,6 @@ class Bucket:
         obstore.put(self.store, key, content.encode() if isinstance(content, str) else content)
 
     def csv(self, key: str, amount: int, name: str = "a") -> None:
-        """Put a CSV file of one record."""
         self.put(key, f"name,amount\n{name},{amount}\n")
 
     def get(self, key: str) -> bytes:
@@ -436,15 +434,12 @@ def test_a_folder_that_is_written_again_while_it_is_planned_is_read_as_its_marke
         plan(project, source)
 
 
-def test_a_store_that_refuses_is_no_store_that_is_away(
-    project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_refuses_is_no_store_that_is_away(project: Settings, bucket: Bucket) -> None:
     for name, value, error in (
         ("AWS_SECRET_ACCESS_KEY", "wrong-secret-0123", SourceUnreadable),
         ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", SourceUnavailable),
     ):
-        with monkeypatch.context() as environment:
-            environment.setenv(name, value)
+        with patch.dict(os.environ, {name: value}):
             object_places._store.cache_clear()
             with pytest.raises(error, match="the store ") as refused:
                 plan(project, csv_in(bucket.url))

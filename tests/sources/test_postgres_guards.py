@@ -270,9 +270,7 @@ BY_ID, BY_TIME = (ORDERS, f"{PARTED}; {LOADED}", ATTACH, ATTACHED), (DATED, f"{P
         ("settled_by_clock", LATE),
     ],
 )
-def test_what_could_hide_rows_while_a_plan_works_is_refused(
-    shop: Shop, step: str, case: tuple[PostgresTable, str, str, str]
-) -> None:
+def test_what_could_hide_rows_while_a_plan_works_is_refused(shop: Shop, step: str, case: tuple) -> None:
     """Wherever it comes between the plan's statements; the next plan would take it for read."""
     source, before, statements, message = case
     first = first_of(shop, source, before)
@@ -283,9 +281,7 @@ def test_what_could_hide_rows_while_a_plan_works_is_refused(
 
 @pytest.mark.parametrize("savepoint", ["SELECT 1", "SAVEPOINT s", "SAVEPOINT s; CREATE TABLE o (); RELEASE s; SAVEPOINT t"])
 @pytest.mark.parametrize("case", [BY_ID, BY_TIME, LATE], ids=["attached", "attached, by time", "written without its time"])
-def test_what_is_open_during_a_plan_is_not_passed_by(
-    shop: Shop, savepoint: str, case: tuple[PostgresTable, str, str, str]
-) -> None:
+def test_what_is_open_during_a_plan_is_not_passed_by(shop: Shop, savepoint: str, case: tuple) -> None:
     """A savepoint writes by a subtransaction, which a snapshot of Postgres does not list as open."""
     source, before, statement, message = case
     first = first_of(shop, source, before)

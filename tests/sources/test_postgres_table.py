@@ -205,7 +205,6 @@ def test_keys_of_all_types_cut_ranges(shop: Shop, types: tuple[str, str]) -> Non
 
 
 def table_of(shop: Shop, postgres_type: str, declared: str, *values: Any) -> PostgresTable:
-    """Make a table of ids and values, and declare its source."""
     shop.run(f"DROP TABLE IF EXISTS odd; CREATE TABLE odd (id serial, v {postgres_type})")
     for value in values:
         shop.execute(f"INSERT INTO odd (v) VALUES ((%s){'::float8' * isinstance(value, float)}::{postgres_type})", [value])
@@ -266,7 +265,6 @@ def test_the_identity_says_which_rows_and_where() -> None:
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyPostgres]:
-    """A server with two-phase commit."""
     home = tmp_path_factory.mktemp("other")
     (home / STACK_FOLDER).mkdir(mode=0o711)
     with ExitStack() as ports, running(AnyPostgres(home, reserve_port(None, ports), max_prepared_transactions=5)) as server:
@@ -276,8 +274,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyPostgres]:
 
 
 @pytest.fixture
-def prepared_shop(postgres: AnyPostgres) -> Iterator[Shop]:
-    """The shop of this server, with an empty table of orders."""
+def prepared(postgres: AnyPostgres) -> Iterator[Shop]:
     with ExitStack() as sessions:
         shop = Shop(replace(postgres.settings, pg_database="postgres"), sessions)
         for (left,) in shop.execute("SELECT gid FROM pg_prepared_xacts"):
@@ -287,24 +284,22 @@ def prepared_shop(postgres: AnyPostgres) -> Iterator[Shop]:
 
 
 @pytest.mark.parametrize("source", [ORDERS, DATED])
-def test_a_prepared_transaction_is_waited_for(
-    prepared_shop: Shop, source: PostgresTable, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_prepared_transaction_is_waited_for(prepared: Shop, source: PostgresTable, caplog: pytest.LogCaptureFixture) -> None:
     """After PREPARE TRANSACTION its session is gone, but its rows are not visible yet."""
-    writer = prepared_shop.session("INSERT INTO orders (name) VALUES ('early')")
+    writer = prepared.session("INSERT INTO orders (name) VALUES ('early')")
     writer.execute("PREPARE TRANSACTION 'late'")
-    prepared_shop.sell()
-    assert prepared_shop.plan(source) is None
+    prepared.sell()
+    assert prepared.plan(source) is None
     assert "transaction 'late' of tidegate_owner" in caplog.text
-    prepared_shop.execute("COMMIT PREPARED 'late'")
-    assert prepared_shop.ids(source, prepared_shop.plan(source)) == [1, 2]
+    prepared.execute("COMMIT PREPARED 'late'")
+    assert prepared.ids(source, prepared.plan(source)) == [1, 2]
 
 
 @pytest.mark.promise("error:LOCK_HELD")
 @pytest.mark.parametrize("wanted", ["SELECT FROM orders FOR UPDATE", "ALTER TABLE orders ADD more integer"])
-def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_shop: Shop, wanted: str) -> None:
-    writer, waiting = prepared_shop.session(), prepared_shop.session()
-    prepared_shop.sell()
+def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared: Shop, wanted: str) -> None:
+    writer, waiting = prepared.session(), prepared.session()
+    prepared.sell()
     writer.execute("BEGIN; UPDATE orders SET name = 'x'")
     writer.execute("PREPARE TRANSACTION 'it''s late'")
     waiting.execute("BEGIN; SET LOCAL lock_timeout = '100ms'")
@@ -316,12 +311,12 @@ def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_sh
     assert "in database postgres: COMMIT PREPARED 'it''s late' or ROLLBACK PREPARED 'it''s late'" in said
 
 
-def test_another_server_is_read_by_a_password_file(postgres: AnyPostgres, prepared_shop: Shop, inbox: Inbox) -> None:
-    prepared_shop.sell(20)
+def test_another_server_is_read_by_a_password_file(postgres: AnyPostgres, prepared: Shop, inbox: Inbox) -> None:
+    prepared.sell(20)
     connection = f"host=127.0.0.1 port={postgres.port} dbname=postgres user=tidegate_stager passfile={postgres.passfile}"
     pipeline = inbox.declare(replace(ORDERS, connection=connection))
     assert inbox.run(pipeline) == [1]
-    sums = prepared_shop.execute("SELECT name, count(*), sum(amount) FROM orders GROUP BY name")
+    sums = prepared.execute("SELECT name, count(*), sum(amount) FROM orders GROUP BY name")
     assert inbox.counts(pipeline) == {name: (lines, amount) for name, lines, amount in sums}
     password = postgres.stager_passfile.read_text().strip().split(":")[-1]
     assert password not in pipeline.source.identity + repr(pipeline.source)
