@@ -151,10 +151,8 @@ HARMLESS = [
 def test_each_committed_row_is_read_once_despite_concurrent_writers(shop: Shop, seed: int) -> None:
     current = Round(shop, seed)
     with ThreadPoolExecutor(4) as pool:
-        writers = [
-            pool.submit(current.write, seed * 10 + number, current.draw.choice([3, 8, 15]))
-            for number in range(current.draw.randint(1, 4))
-        ]
+        seeds = range(seed * 10, seed * 10 + current.draw.randint(1, 4))
+        writers = [pool.submit(current.write, each, current.draw.choice([3, 8, 15])) for each in seeds]
         read: dict[int, dict[str, Any]] = {}
         previous, is_last, found, deadline = None, False, 0, time.monotonic() + 60
         while not is_last or found or len(read) < len(current.written):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -142,15 +143,9 @@ class TableFeed(Feed):
         when = "updated_at timestamptz DEFAULT clock_timestamp() NOT NULL, " if by_time else ""
         self._run(f"CREATE TABLE {self.table} ({when}id bigserial PRIMARY KEY, name text, amount int)")
         self._run(f"GRANT SELECT ON {self.table}, {self.table}_id_seq TO tidegate_stager")
-        schema = {"id": "bigint", **SCHEMA}
-        self.source = PostgresTable(
-            table=self.table,
-            key=("updated_at", "id") if by_time else "id",
-            schema={"updated_at": "timestamp", **schema} if by_time else schema,
-            max_rows=2,
-            partitions=2,
-            margin_seconds=0,
-        )
+        source = PostgresTable(table=self.table, key="id", schema={"id": "bigint", **SCHEMA}, max_rows=2, partitions=2)
+        timed = {"key": ("updated_at", "id"), "schema": {"updated_at": "timestamp", **source.schema}, "margin_seconds": 0}
+        self.source = replace(source, **timed) if by_time else source
 
     def add(self, rows: list[tuple]) -> list[tuple]:
         insert = f"INSERT INTO {self.table} (name, amount) VALUES (%s, %s) RETURNING {', '.join(self.source.schema)}"

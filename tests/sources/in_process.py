@@ -241,10 +241,8 @@ def _partials(state: Any, rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
     for row in rows:
         groups.setdefault(tuple(row[name] for name in state.key), []).append(row)
     for key, group in groups.items():
-        known = [
-            [row[part.column] for row in group if row[part.column] is not None] if part.column else group
-            for part in state.parts
-        ]
+        columns = [part.column for part in state.parts]
+        known = [[row[name] for row in group if row[name] is not None] if name else group for name in columns]
         totals: dict[str, Any] = {"count": len, "sum": sum, "min": min, "max": max}
         yield [*key, *(totals[part.function](values) for part, values in zip(state.parts, known, strict=True))]
 

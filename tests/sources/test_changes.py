@@ -120,10 +120,8 @@ def test_a_column_of_what_is_followed_comes_and_does_not_go_while_a_batch_needs_
         (inbox.settings.home / folder).mkdir()
     monkeypatch.setenv(project.HOME_VARIABLE, str(inbox.settings.home))
     source, city = Files("inbox", format="csv", schema={**SCHEMA, "city": "string"}, header=False), {"city": "text"}
-    before, after, without = (
-        Pipeline("inbox", source, {"log": Rows(columns)}, version=version)
-        for version, columns in enumerate((KEPT, KEPT | city, {"name": "text"} | city), start=1)
-    )
+    logs = enumerate((KEPT, KEPT | city, {"name": "text"} | city), start=1)
+    before, after, without = (Pipeline("inbox", source, {"log": Rows(log)}, version=version) for version, log in logs)
     early, late = copied("early", KEPT), copied("late", KEPT | city)
     migrate(inbox.settings, before, early)
     inbox.write("1.csv", "a,1,Bern\n")

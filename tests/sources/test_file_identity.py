@@ -55,7 +55,7 @@ def once(names: str) -> dict[str, tuple[int, int]]:
 
 
 @BOTH_KINDS
-def test_a_file_does_not_count_again_by_another_name(inbox: Inbox, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_does_not_count_again_by_another_name(inbox: Inbox, kind: str) -> None:
     pipeline = declare(inbox, kind, glob="**/*.{csv,CSV}", max_files=1)
     for name in ("a", "site/b"):
         inbox.write(f"{name}.csv", lines(name[-1]))
@@ -64,7 +64,7 @@ def test_a_file_does_not_count_again_by_another_name(inbox: Inbox, kind: str, mo
     (inbox.folder / "a.csv").rename(inbox.folder / "A.CSV")
     (inbox.folder / "site").rename(inbox.folder / "moved")
     assert inbox.run(pipeline, "second") == []
-    run_without_reading(inbox, pipeline, monkeypatch)
+    run_without_reading(inbox, pipeline)
     backup = shutil.copytree(inbox.folder, inbox.folder.parent / "backup")
     shutil.rmtree(inbox.folder)
     shutil.copytree(backup, inbox.folder)
@@ -77,9 +77,9 @@ def test_a_file_does_not_count_again_by_another_name(inbox: Inbox, kind: str, mo
     assert inbox.counts(pipeline) == once("ab") | {"d": (2, 2)}
 
 
-def test_a_file_with_a_new_time_is_read_again_once(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+@patch("tidegate.state_store.store.FILES_AT_ONCE", 3)
+def test_a_file_with_a_new_time_is_read_again_once(inbox: Inbox) -> None:
     """Touched, or put back after it was gone: its time is recorded. The ledger is asked for some names at a time."""
-    monkeypatch.setattr("tidegate.state_store.store.FILES_AT_ONCE", 3)
     pipeline = declare(inbox, max_files=100)
     for name in "abcdefghij":
         inbox.write(f"{name}.csv", lines(name))
@@ -87,20 +87,19 @@ def test_a_file_with_a_new_time_is_read_again_once(inbox: Inbox, monkeypatch: py
     for file in inbox.folder.iterdir():
         file.touch()
     assert inbox.run(pipeline, "touched") == []
-    run_without_reading(inbox, pipeline, monkeypatch)
+    run_without_reading(inbox, pipeline)
     gone = inbox.folder.rename(inbox.settings.home / "gone")
     inbox.write("k.csv", lines("k"))
     assert inbox.run(pipeline, "meanwhile") == [2]
     shutil.copytree(gone, inbox.folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
     assert inbox.run(pipeline, "put back") == []
-    run_without_reading(inbox, pipeline, monkeypatch)
+    run_without_reading(inbox, pipeline)
     assert inbox.counts(pipeline) == once("abcdefghijk")
 
 
-def run_without_reading(inbox: Inbox, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_without_reading(inbox: Inbox, pipeline: Pipeline) -> None:
     """Check that a run finds nothing new, and knows all files by their stamps."""
-    with monkeypatch.context() as reading:
-        reading.setattr("tidegate.jobs.sources.files.plan.digest_of", lambda path: pytest.fail(f"{path} was read"))
+    with patch("tidegate.jobs.sources.files.plan.digest_of", lambda path: pytest.fail(f"{path} was read")):
         assert inbox.run(pipeline, "by stamps") == []
 
 

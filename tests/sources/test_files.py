@@ -66,20 +66,15 @@ GOOD = '{"name": "a", "amount": 1}\n'
 ONE_NAME, MONEY = {"schema": {"name": "string"}}, {"schema": {**SCHEMA, "amount": "decimal(10,2)"}}
 # Files that have a bad record: what they hold, and what is said of it.
 BAD_CSV: list[tuple[Files, str, str]] = [
-    *(
-        (CSV, HEADER + text, message)
-        for text, message in [
-            ("a,1\nb,2,3\n", f", line 3: {NO_FIT}it has 3 value(s), the 2 columns need"),
-            ("b,2\nb\n", f", line 3: {NO_FIT}it has 1 value(s)"),  # like a good line's beginning
-            ("a,1\nb,3000000000\n", f", line 3: {NO_FIT}column amount: '3000000000' is no int"),
-            ("a,1\nb, 2\n", f", line 3: {NO_FIT}column amount: ' 2' is no int"),
-            ("\n\n\na,1\nb,two\n", f", line 6: {NO_FIT}column amount: 'two' is no int"),
-            ("a,1\n" + "b" * 300 + ",1\n" + "b" * 300 + ",two\n", f", line 4: {NO_FIT}column amount"),
-            ('"two\nlines",1\nplain,2,3\n', f", line 4: {NO_FIT}it has 3 value(s)"),
-            ('a,1\n"b,2\n', f", line 3: {NO_FIT}a quote is opened and never closed"),
-            ('a,1\n"b"c",2\n', f", line 3: {NO_FIT}text follows a closing quote"),
-        ]
-    ),
+    (CSV, HEADER + "a,1\nb,2,3\n", f", line 3: {NO_FIT}it has 3 value(s), the 2 columns need"),
+    (CSV, HEADER + "b,2\nb\n", f", line 3: {NO_FIT}it has 1 value(s)"),  # like a good line's beginning
+    (CSV, HEADER + "a,1\nb,3000000000\n", f", line 3: {NO_FIT}column amount: '3000000000' is no int"),
+    (CSV, HEADER + "a,1\nb, 2\n", f", line 3: {NO_FIT}column amount: ' 2' is no int"),
+    (CSV, HEADER + "\n\n\na,1\nb,two\n", f", line 6: {NO_FIT}column amount: 'two' is no int"),
+    (CSV, HEADER + "a,1\n" + "b" * 300 + ",1\n" + "b" * 300 + ",two\n", f", line 4: {NO_FIT}column amount"),
+    (CSV, HEADER + '"two\nlines",1\nplain,2,3\n', f", line 4: {NO_FIT}it has 3 value(s)"),
+    (CSV, HEADER + 'a,1\n"b,2\n', f", line 3: {NO_FIT}a quote is opened and never closed"),
+    (CSV, HEADER + 'a,1\n"b"c",2\n', f", line 3: {NO_FIT}text follows a closing quote"),
     (replace(CSV, **MONEY), f"{HEADER}a,1.500\nb,1.005\n", ", line 3: "),
     (CSV, "name,amount\ra,1\rb,two\r", f", line 3: {NO_FIT}column amount"),
     (CSV, "id,name,note,amount\n7,b,2\n", f", line 2: {NO_FIT}it has 3 value(s), the 4 columns need"),

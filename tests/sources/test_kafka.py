@@ -466,11 +466,10 @@ class Broker:
     """A broker of the test's own, without a supervisor that would start it again."""
 
     def __init__(self, folder: Path, free_port: Callable[[], int]) -> None:
-        self.kafka = EmbeddedKafka(folder, {"kafka": free_port(), "kafka_controller": free_port()})
-        self.kafka.initialize()
-        self.settings = Settings(
-            home=folder, kafka_bootstrap=self.kafka.bootstrap, kafka_properties_file=self.kafka.client_properties
-        )
+        self._free_port = free_port
+        self.kafka = kafka = EmbeddedKafka(folder, {"kafka": free_port(), "kafka_controller": free_port()})
+        kafka.initialize()
+        self.settings = Settings(home=folder, kafka_bootstrap=kafka.bootstrap, kafka_properties_file=kafka.client_properties)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -502,11 +501,12 @@ class Broker:
                 file.unlink()
 
     @contextmanager
-    def beside(self, folder: Path, port: int) -> Iterator[subprocess.Popen]:
+    def beside(self) -> Iterator[subprocess.Popen]:
         """Let a second broker, with the same properties but for its place, join the cluster; it is killed at the end."""
         (cluster,) = re.findall(r"cluster\.id=(.*)", (self.kafka.folder / "data/meta.properties").read_text())
         *java, main, file = self.kafka.component().command
-        address = f"CLIENT://127.0.0.1:{port}"
+        address, folder = f"CLIENT://127.0.0.1:{self._free_port()}", self.settings.home / "second"
+        folder.mkdir()
         properties = dict(line.split("=", 1) for line in Path(file).read_text().splitlines()) | {
             **{"node.id": "2", "process.roles": "broker", "log.dirs": str(folder / "data")},
             **{"listeners": address, "advertised.listeners": address},
@@ -532,15 +532,12 @@ def broker(tmp_path: Path, free_port: Callable[[], int]) -> Broker:
 
 @pytest.mark.soak
 @pytest.mark.promise("error:PARTITION_UNAVAILABLE")
-def test_a_partition_without_a_leader_stops_a_transactional_source_only(
-    broker: Broker, tmp_path: Path, free_port: Callable[[], int]
-) -> None:
-    (folder := tmp_path / "second").mkdir()
+def test_a_partition_without_a_leader_stops_a_transactional_source_only(broker: Broker) -> None:
     with broker.running():
         topic = OrdersTopic(broker.settings)
         topic.transaction(0, commit=True)  # Kafka's own topics come into being on the broker that stays
         topic.source(group=topic.name).ack(Attempt("orders", 1, 1, topic.plan(topic.source(start="latest"))), topic.settings)
-        with broker.beside(folder, free_port()) as second:
+        with broker.beside() as second:
             assert wait_until(lambda: len(topic.admin.list_topics(timeout=SECONDS).brokers) == 2, SECONDS)
             topic.delete()
             topic.create(2, [[1], [2]])

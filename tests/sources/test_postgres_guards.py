@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import psycopg2
 import pytest
@@ -170,33 +171,28 @@ ALTERED: list[tuple[PostgresTable, str, str, type[Exception], str]] = [
     (ORDERS, "", "ALTER SEQUENCE orders_id_seq INCREMENT -1 MINVALUE -100", SourceUnreadable, "counts down"),
     (ORDERS, "", "ALTER SEQUENCE orders_id_seq MAXVALUE 30 CYCLE", SourceUnreadable, "starts over"),
     (ORDERS, "", "ALTER TABLE orders SET UNLOGGED", SourceUnreadable, "orders_id_seq is unlogged"),
-    *(
-        (source, before, after, SourceChanged, message)
-        for source, before, after, message in [
-            (ORDERS, PARTED, f"{LOADED}; {ATTACH}", ATTACHED),
-            (DATED, PARTED, f"{LOADED}; {ATTACH}", ATTACHED),
-            (ORDERS, PARTED, HIDDEN, ATTACHED),  # readable through its parent
-            (ORDERS, FAMILY, "ALTER TABLE old INHERIT orders", "older was attached"),
-            (DATED, FAMILY, "ALTER TABLE old INHERIT orders", "older was attached"),
-            # Of equal number; only their writers differ.
-            (ORDERS, "", f"{AGAIN}; SELECT nextval('orders_id_seq'); {SELL.format(1)}", r"19 row\(s\) .* such as 1"),
-            (GOODS, VIEW, ALL_IN_VIEW, r"view public\.goods was another one when rows were read.*generation=2"),
-            (WORDS, CREATE_WORDS.format(""), LATE_WORD, r"has 4 row\(s\) up to e, but 3 when this was planned"),
-            (WORDS, CREATE_WORDS.format(""), f"DELETE FROM words WHERE code = 'c'; {LATE_WORD}", "with other keys"),
-            (WORDS, IN_POSIX, OTHER_ORDER, REORDERED),
-            (by_query(WORDS, "SELECT lower(code) AS code FROM words"), IN_POSIX, OTHER_ORDER, REORDERED),
-            (WORDS, IN_OURS, OTHER_OURS, "key column code had collation ours"),  # of the same name and version
-            (ORDERS, "", "SELECT setval('orders_id_seq', 10)", "is at 10, but rows up to 20 were read"),
-            (ORDERS, "", f"TRUNCATE orders RESTART IDENTITY; {SELL.format(7)}", "generation"),
-            (ORDERS, "", f"TRUNCATE orders RESTART IDENTITY; {SELL.format(27)}", "orders_id_seq"),
-            (ORDERS, "", "UPDATE orders SET id = 900 WHERE id = 20", "key 900, but sequence"),
-            (ORDERS, "", OTHER_SEQUENCE, "sequence other is at 14"),
-            (ORDERS, "", OTHER_COLUMN, "what is called id is not the column"),
-            (ORDERS, "", IN_PLACE, "a view has taken the table's place"),
-            (ORDERS, "", OTHER_SCHEMA, "another one has taken its place"),
-            (ORDERS, "", f"DROP TABLE orders; {CREATE}; {SELL.format(27)}", "table orders was dropped"),
-        ]
-    ),
+    (ORDERS, PARTED, f"{LOADED}; {ATTACH}", SourceChanged, ATTACHED),
+    (DATED, PARTED, f"{LOADED}; {ATTACH}", SourceChanged, ATTACHED),
+    (ORDERS, PARTED, HIDDEN, SourceChanged, ATTACHED),  # readable through its parent
+    (ORDERS, FAMILY, "ALTER TABLE old INHERIT orders", SourceChanged, "older was attached"),
+    (DATED, FAMILY, "ALTER TABLE old INHERIT orders", SourceChanged, "older was attached"),
+    # Of equal number; only their writers differ.
+    (ORDERS, "", f"{AGAIN}; SELECT nextval('orders_id_seq'); {SELL.format(1)}", SourceChanged, r"19 row\(s\) .* such as 1"),
+    (GOODS, VIEW, ALL_IN_VIEW, SourceChanged, r"view public\.goods was another one when rows were read.*generation=2"),
+    (WORDS, CREATE_WORDS.format(""), LATE_WORD, SourceChanged, r"has 4 row\(s\) up to e, but 3 when this was planned"),
+    (WORDS, CREATE_WORDS.format(""), f"DELETE FROM words WHERE code = 'c'; {LATE_WORD}", SourceChanged, "with other keys"),
+    (WORDS, IN_POSIX, OTHER_ORDER, SourceChanged, REORDERED),
+    (by_query(WORDS, "SELECT lower(code) AS code FROM words"), IN_POSIX, OTHER_ORDER, SourceChanged, REORDERED),
+    (WORDS, IN_OURS, OTHER_OURS, SourceChanged, "key column code had collation ours"),  # of the same name and version
+    (ORDERS, "", "SELECT setval('orders_id_seq', 10)", SourceChanged, "is at 10, but rows up to 20 were read"),
+    (ORDERS, "", f"TRUNCATE orders RESTART IDENTITY; {SELL.format(7)}", SourceChanged, "generation"),
+    (ORDERS, "", f"TRUNCATE orders RESTART IDENTITY; {SELL.format(27)}", SourceChanged, "orders_id_seq"),
+    (ORDERS, "", "UPDATE orders SET id = 900 WHERE id = 20", SourceChanged, "key 900, but sequence"),
+    (ORDERS, "", OTHER_SEQUENCE, SourceChanged, "sequence other is at 14"),
+    (ORDERS, "", OTHER_COLUMN, SourceChanged, "what is called id is not the column"),
+    (ORDERS, "", IN_PLACE, SourceChanged, "a view has taken the table's place"),
+    (ORDERS, "", OTHER_SCHEMA, SourceChanged, "another one has taken its place"),
+    (ORDERS, "", f"DROP TABLE orders; {CREATE}; {SELL.format(27)}", SourceChanged, "table orders was dropped"),
 ]
 NEW_YEAR = """CREATE TABLE orders_2026 PARTITION OF orders FOR VALUES IN (2026) PARTITION BY RANGE (id);
     CREATE TABLE orders_2026_1 PARTITION OF orders_2026 FOR VALUES FROM (0) TO (1000);
@@ -211,18 +207,13 @@ READ_ON: list[tuple[PostgresTable, str, str]] = [
     (ORDERS, SERIAL, "ALTER TABLE orders ALTER id TYPE bigint"),
     (DATED, "", REWRITTEN),
     (GOODS, ALL_IN_VIEW, f"DROP VIEW goods; {ALL_IN_VIEW.replace('FROM', ' FROM ')}"),
-    *(
-        (ORDERS, "", statements)
-        for statements in [
-            "CREATE TABLE all_of_it (LIKE orders); ALTER TABLE orders INHERIT all_of_it",
-            "DELETE FROM orders WHERE id < 15; UPDATE orders SET name = 'exported'",
-            "DELETE FROM orders WHERE id < 15; ALTER SEQUENCE orders_id_seq RESTART 50",
-            "ALTER TABLE orders ALTER id SET GENERATED ALWAYS",
-            "ALTER SEQUENCE orders_id_seq RENAME TO drawn",
-            "VACUUM FULL orders; ALTER SEQUENCE orders_id_seq CACHE 1",
-            "TRUNCATE orders; ALTER SEQUENCE orders_id_seq CACHE 1",
-        ]
-    ),
+    (ORDERS, "", "CREATE TABLE all_of_it (LIKE orders); ALTER TABLE orders INHERIT all_of_it"),
+    (ORDERS, "", "DELETE FROM orders WHERE id < 15; UPDATE orders SET name = 'exported'"),
+    (ORDERS, "", "DELETE FROM orders WHERE id < 15; ALTER SEQUENCE orders_id_seq RESTART 50"),
+    (ORDERS, "", "ALTER TABLE orders ALTER id SET GENERATED ALWAYS"),
+    (ORDERS, "", "ALTER SEQUENCE orders_id_seq RENAME TO drawn"),
+    (ORDERS, "", "VACUUM FULL orders; ALTER SEQUENCE orders_id_seq CACHE 1"),
+    (ORDERS, "", "TRUNCATE orders; ALTER SEQUENCE orders_id_seq CACHE 1"),
 ]
 
 
@@ -296,9 +287,9 @@ def test_what_is_open_during_a_plan_is_not_passed_by(shop: Shop, savepoint: str,
     refused(shop, source, SourceChanged, second or first, message)
 
 
-def test_a_transaction_that_metadata_cannot_list_counts_as_open(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+@patch.object(seen_by_plans, "OPEN", 0)
+def test_a_transaction_that_metadata_cannot_list_counts_as_open(shop: Shop) -> None:
     """One that had begun before the plan draws from a sequence that is restarted after it."""
-    monkeypatch.setattr(seen_by_plans, "OPEN", 0)
     first = first_of(shop, ORDERS, "")
     session = shop.session("CREATE TABLE o ()")
     shop.sell(3)
@@ -309,14 +300,13 @@ def test_a_transaction_that_metadata_cannot_list_counts_as_open(shop: Shop, monk
 
 
 @pytest.mark.promise("I12", "limit:OPEN")
-def test_rows_are_planned_by_time_once_all_open_transactions_can_be_listed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_planned_by_time_once_all_open_transactions_can_be_listed(shop: Shop) -> None:
     """Those of another database have no part in the time up to which rows are settled."""
     first = first_of(shop, DATED, "")
     with closing(psycopg2.connect(**shop.settings.conninfo(user="postgres") | {"dbname": "postgres"})) as elsewhere:
         elsewhere.cursor().execute("SELECT pg_current_xact_id()")
         shop.sell(3)
-        with monkeypatch.context() as patch:
-            patch.setattr(seen_by_plans, "OPEN", 0)
+        with patch.object(seen_by_plans, "OPEN", 0):
             assert shop.plan(DATED, first) is None
         second = shop.plan(DATED, first)
         assert (second["rows"], shop.plan(DATED, second)) == (3, None)
