@@ -145,7 +145,7 @@ class TableFeed(Feed):
         self._run(f"GRANT SELECT ON {self.table}, {self.table}_id_seq TO tidegate_stager")
         source = PostgresTable(table=self.table, key="id", schema={"id": "bigint", **SCHEMA}, max_rows=2, partitions=2)
         timed = {"key": ("updated_at", "id"), "schema": {"updated_at": "timestamp", **source.schema}, "margin_seconds": 0}
-        self.source = replace(source, **timed) if by_time else source
+        self.source = replace(source, kind="opaque", **timed) if by_time else source
 
     def add(self, rows: list[tuple]) -> list[tuple]:
         insert = f"INSERT INTO {self.table} (name, amount) VALUES (%s, %s) RETURNING {', '.join(self.source.schema)}"

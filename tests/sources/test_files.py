@@ -86,21 +86,16 @@ SECOND = ("not json", '{"name": "b", "amount": "2"}', '{"name": "b", "amount": t
 SEVERAL = "one record a line is read, but this looks like JSON over several"
 BAD_JSON: list[tuple[Files, str, str]] = [
     *((JSON, GOOD + text, f", line 2: {NO_FIT}") for text in SECOND),
-    *(
-        (JSON, text, f", line 1: {NO_FIT}{why}")
-        for text, why in {
-            '{"name": "a", "amount": 1}] junk': "something follows the record: '] junk'",
-            '{"name": "a", "amount": 1}][{"name": "b", "amount": 2}': "something follows the record",
-            '{"name": "a\\ud800b", "amount": 1}': "column name: half of a surrogate pair stands alone",
-            '{\n  "name": "a",\n  "amount": 1\n}': SEVERAL,
-            '[{"name": "a", "amount": 1},\n{"name": "b", "amount": 2}]': SEVERAL,
-            '{"name": "a", "amount": 1\n, "amount": 2}': "it is no JSON: Expecting ',' delimiter at character 26",
-            '{"name": "a", "amount": 01}': "it is no JSON",
-            '{"name": "a", "amount": NaN}': "column amount: 'NaN' is no int",
-            '{"name": "a", "amount": 1' + "0" * 5000 + "}": "it has a number of thousands of digits",
-            "[" * 100_000: "it is nested too deeply",
-        }.items()
-    ),
+    (JSON, '{"name": "a", "amount": 1}] junk', f", line 1: {NO_FIT}something follows the record: '] junk'"),
+    (JSON, '{"name": "a", "amount": 1}][{"name": "b", "amount": 2}', f", line 1: {NO_FIT}something follows the record"),
+    (JSON, '{"name": "a\\ud800b", "amount": 1}', f", line 1: {NO_FIT}column name: half of a surrogate pair stands alone"),
+    (JSON, '{\n  "name": "a",\n  "amount": 1\n}', f", line 1: {NO_FIT}{SEVERAL}"),
+    (JSON, '[{"name": "a", "amount": 1},\n{"name": "b", "amount": 2}]', f", line 1: {NO_FIT}{SEVERAL}"),
+    (JSON, '{"name": "a", "amount": 1\n, "amount": 2}', f", line 1: {NO_FIT}it is no JSON: Expecting ',' delimiter at char"),
+    (JSON, '{"name": "a", "amount": 01}', f", line 1: {NO_FIT}it is no JSON"),
+    (JSON, '{"name": "a", "amount": NaN}', f", line 1: {NO_FIT}column amount: 'NaN' is no int"),
+    (JSON, '{"name": "a", "amount": 1' + "0" * 5000 + "}", f", line 1: {NO_FIT}it has a number of thousands of digits"),
+    (JSON, "[" * 100_000, f", line 1: {NO_FIT}it is nested too deeply"),
     (replace(JSON, **MONEY), '{"name": "a", "amount": 1.500}\n{"name": "b", "amount": 1.005}\n', ", line 2: "),
 ]
 

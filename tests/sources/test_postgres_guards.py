@@ -82,32 +82,27 @@ UNSAFE: list[tuple[PostgresTable, str, type[Exception], str]] = [
     (ORDERS, "REVOKE ALL ON SEQUENCE orders_id_seq FROM tidegate_stager", AccessRefused, "GRANT SELECT ON SEQUENCE orders_id"),
     (ORDERS, POLICY, AccessRefused, "row-level security.*BYPASSRLS"),
     (DATED, POLICY, AccessRefused, "row-level security"),
-    *(
-        (source, statements, SourceUnreadable, message)
-        for source, statements, message in [
-            (ORDERS, "ALTER SEQUENCE orders_id_seq CACHE 20", "orders_id_seq has CACHE 20.*CACHE 1, then reconnect"),
-            (ORDERS, f"CREATE SEQUENCE mine CACHE 5; {NOT_DRAWN}, ALTER id SET DEFAULT nextval('mine')", "CACHE 5"),
-            (GOODS, CACHED_BELOW, "CACHE 2"),
-            (ORDERS, NOT_DRAWN, UNDECLARED),
-            (ORDERS, f"{NOT_DRAWN}; CREATE SEQUENCE orders_id_seq OWNED BY orders.id", UNDECLARED),
-            (ORDERS, f"CREATE SEQUENCE mine; {NOT_DRAWN}, ALTER id SET DEFAULT -nextval('mine')", "computes it"),
-            (TEXTS, TEXT_KEY.format("text PRIMARY KEY DEFAULT 'A' || nextval('codes')"), NO_ORDER),  # A10 < A9
-            (TEXTS, TEXT_KEY.format("uuid PRIMARY KEY DEFAULT gen_random_uuid()"), NO_ORDER),
-            (BOTH, RETURNS, "returned"),
-            (ORDERS, f"{RETURNS}; ALTER TABLE returns INHERIT orders", "returned"),
-            (ORDERS, STORED, "materialized"),
-            (ORDERS, "ALTER TABLE orders RENAME TO sold", "Table orders is not as declared"),
-            (ORDERS, "ALTER TABLE orders DROP amount", 'column "amount" does not exist'),
-            (ORDERS, "ALTER TABLE orders ALTER amount TYPE numeric", "amount is numeric, which cannot be read as int"),
-            (by_query(DRAWN, "SELECT * FROM recent()"), PLPGSQL, "reads no table.*Write the function's query into that of"),
-            (by_query(DRAWN, "SELECT (recent()).id, name, 1 AS amount FROM titles"), PLPGSQL, r"calls recent\(\)"),
-            (replace(DRAWN, table="goods"), f"{VOLATILE}; {OVER_FUNCTION}", r"calls recent\(\)"),
-            (by_query(DRAWN, CALLED), QUOTED, r'calls "Late"\."Re\(c\)"\(integer\)'),
-            *((by_query(DRAWN, query), "", "changes as rows come, and is not read again") for query in ACROSS_ROWS),
-            *((by_query(DATED, DATED_BY.format(time)), HOURLY, "its time written is computed by") for time in TOO_FAR),
-            (DATED, "ALTER TABLE orders ALTER written SET DEFAULT date_trunc('month', now())", r"by date_trunc\('month'"),
-        ]
-    ),
+    (ORDERS, "ALTER SEQUENCE orders_id_seq CACHE 20", SourceUnreadable, "orders_id_seq has CACHE 20.*CACHE 1, then reconnect"),
+    (ORDERS, f"CREATE SEQUENCE mine CACHE 5; {NOT_DRAWN}, ALTER id SET DEFAULT nextval('mine')", SourceUnreadable, "CACHE 5"),
+    (GOODS, CACHED_BELOW, SourceUnreadable, "CACHE 2"),
+    (ORDERS, NOT_DRAWN, SourceUnreadable, UNDECLARED),
+    (ORDERS, f"{NOT_DRAWN}; CREATE SEQUENCE orders_id_seq OWNED BY orders.id", SourceUnreadable, UNDECLARED),
+    (ORDERS, f"CREATE SEQUENCE mine; {NOT_DRAWN}, ALTER id SET DEFAULT -nextval('mine')", SourceUnreadable, "computes it"),
+    (TEXTS, TEXT_KEY.format("text PRIMARY KEY DEFAULT 'A' || nextval('codes')"), SourceUnreadable, NO_ORDER),  # A10 < A9
+    (TEXTS, TEXT_KEY.format("uuid PRIMARY KEY DEFAULT gen_random_uuid()"), SourceUnreadable, NO_ORDER),
+    (BOTH, RETURNS, SourceUnreadable, "returned"),
+    (ORDERS, f"{RETURNS}; ALTER TABLE returns INHERIT orders", SourceUnreadable, "returned"),
+    (ORDERS, STORED, SourceUnreadable, "materialized"),
+    (ORDERS, "ALTER TABLE orders RENAME TO sold", SourceUnreadable, "Table orders is not as declared"),
+    (ORDERS, "ALTER TABLE orders DROP amount", SourceUnreadable, 'column "amount" does not exist'),
+    (ORDERS, "ALTER TABLE orders ALTER amount TYPE numeric", SourceUnreadable, "numeric, which cannot be read as int"),
+    (by_query(DRAWN, "SELECT * FROM recent()"), PLPGSQL, SourceUnreadable, "reads no table.*Write the function's query into"),
+    (by_query(DRAWN, "SELECT (recent()).id, name, 1 AS amount FROM titles"), PLPGSQL, SourceUnreadable, r"calls recent\(\)"),
+    (replace(DRAWN, table="goods"), f"{VOLATILE}; {OVER_FUNCTION}", SourceUnreadable, r"calls recent\(\)"),
+    (by_query(DRAWN, CALLED), QUOTED, SourceUnreadable, r'calls "Late"\."Re\(c\)"\(integer\)'),
+    *((by_query(DRAWN, query), "", SourceUnreadable, "changes as rows come, and is not read again") for query in ACROSS_ROWS),
+    *((by_query(DATED, DATED_BY.format(time)), HOURLY, SourceUnreadable, "time written is computed") for time in TOO_FAR),
+    (DATED, "ALTER TABLE orders ALTER written SET DEFAULT date_trunc('month', now())", SourceUnreadable, r"by date_trunc\('m"),
 ]
 
 
