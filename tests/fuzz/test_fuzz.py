@@ -1,18 +1,25 @@
 """Drawn files of every text format are read as by an independent reader, or refused with place and reason."""
 
+import base64
+import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import count, pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 from hypothesis import strategies as st
 
 from tests.fuzz import values
 from tests.fuzz.harness import END, ENDS, Broken, Format, Record, Verdict, check, draw_inputs
-from tests.fuzz.json_inputs import Json
+from tests.fuzz.values import COUNTS, EITHER, NOTHING, REFUSED, Meaning
+from tidegate.jobs.sources.column_types import parse_type
+from tidegate.jobs.sources.files.formats.records.csv_records import CsvParser
+from tidegate.jobs.sources.files.formats.records.text_records import Grammar, _Splitter, chunks
 
 INPUTS = 5000 if os.environ.get("SOAK") else 150
 NAMES = ["name", "amount", "at", "b c", "d.e", "f`g", "select", "\u00fcber", 'q"t', "x,y"]
@@ -156,6 +163,150 @@ class Csv(Format):
             number += len(re.findall(end, text[start:place]))
 
 
+KEYS = ["name", "amount", "at", "b c", "d.e", "f`g", "\u00fcber", 'q"t', "x\\y"]
+EXTRA = ["null", "1", '"x"', '{"name": 1}', "[1, [2]]", "1e400", "true", "{}", '"\\ud800"', "NaN"]
+AS_TEXT = ["1.10", "1.1", "12345678.9", "1E400", "0.10", "-0", "0", "-0.0", "123", "1" * 30, "true", "false", '""']
+ODD = [
+    *("null", "true", "1", "1.0", "1e2", '""', "{}", '{"a": [1, "b"]}', "[ 1,2 ]", "NaN", "-Infinity", "01", "1.", "'a'"),
+    *("1" * 50, "0.1e-7", "1" + "0" * 5000, "[" * 50, '"\\ud83d"'),
+]
+JUNK = ["]", "}", " junk", "{}", ",", "[]", "\u00a0", "\v"]
+OF_TEXT = ("string", "date", "timestamp", "timestamp_ntz")
+BLANKS = st.sampled_from(["", "", " ", "\t "])
+
+
+class Number(str):
+    """A number as it is written."""
+
+
+class Constant(str):
+    """NaN or Infinity, which JSON does not have."""
+
+
+class Object(dict):
+    """An object, and whether a name is in it twice."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.has_twice = len(self) < len(pairs)
+
+
+@st.composite
+def written(draw: Any, text: str) -> str:
+    if draw(st.integers(0, 9)):
+        return json.dumps(text, ensure_ascii=draw(st.booleans()))
+    return '"' + re.sub("....", r"\\u\g<0>", text.encode("utf-16-be").hex()) + '"'
+
+
+def good_json(kind: str) -> st.SearchStrategy[str]:
+    texts = values.good(kind, values.TEXT_OF_LINES)
+    if kind == "binary":
+        return texts.map(lambda text: json.dumps(base64.b64encode(text.encode()).decode()))
+    if kind not in OF_TEXT:
+        return texts
+    return st.sampled_from(AS_TEXT) | texts.flatmap(written) if kind == "string" else texts.flatmap(written)
+
+
+def odd_json(kind: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(ODD) | values.odd(kind).flatmap(lambda text: written(text) | st.just(text or "null"))
+
+
+class Json(Format):
+    name = "json"
+
+    @classmethod
+    def drawn(cls, draw: Any) -> "Json":
+        columns = draw(st.dictionaries(st.sampled_from(KEYS), values.TYPES, min_size=1, max_size=5))
+        missing = draw(st.sampled_from(["refuse", "null"]))
+        options = {"timeZone": draw(values.ZONES)}
+        return cls(draw, columns, options, **cls.packing(draw), arguments={"schema": columns, "missing": missing})
+
+    def text(self) -> str:
+        draw, is_odd, end = self.draw, self.draw(st.booleans()), self.draw(ENDS)
+        row, lines = values.row(list(self.columns.values()), is_odd, good_json, odd_json), []
+        for texts in draw(st.lists(row, max_size=20)):
+            blank, names = draw(BLANKS), [draw(written(name)) for name in self.columns]
+            parts = [f"{name}{blank}:{blank}{text or 'null'}" for name, text in zip(names, texts, strict=True)]
+            parts += [f'"extra":{text}' for text in draw(st.lists(st.sampled_from(EXTRA), max_size=1))]
+            parts += draw(st.lists(st.sampled_from(parts), max_size=1)) if is_odd and not draw(st.integers(0, 9)) else []
+            parts = parts[1:] if draw(st.integers(0, 19)) == 19 else parts
+            line = f"{blank}{{{blank}" + f"{blank},{blank}".join(draw(st.permutations(parts))) + f"{blank}}}{blank}"
+            lines.append(line + (draw(st.sampled_from(JUNK)) if is_odd and draw(st.integers(0, 19)) == 19 else ""))
+            lines += draw(st.lists(st.sampled_from(["", "  ", "\t"]), max_size=1)) if is_odd else []
+        return end.join(lines) + draw(st.sampled_from([end, ""]))
+
+    def records(self, name: str, text: str) -> Iterable[Record]:
+        lines = [(number, line) for number, line in enumerate(END.split(text), start=1) if line.strip(" \t")]
+        objects = [_object(line) for _, line in lines]
+        names = [set(found) for found in objects if found is not None]
+        if self.arguments["missing"] == "refuse" and names and not set.union(*names).issuperset(self.columns):
+            raise Broken("no record has this column")
+        for (number, line), found in zip(lines, objects, strict=True):
+            if found is None:
+                yield Record(f"{name}, line {number}", REFUSED, raw=line)
+                continue
+            read = [_meaning(kind, found.get(column), self.options["timeZone"]) for column, kind in self.columns.items()]
+            sure = EITHER if found.has_twice or _has_huge_number(found) else COUNTS
+            verdict = max(sure, *(of_value for of_value, _ in read))
+            yield Record(f"{name}, line {number}", verdict, tuple(value for _, value in read), line)
+
+
+def _object(line: str) -> Object | None:
+    try:
+        found = json.loads(
+            line.strip(" \t"), parse_int=Number, parse_float=Number, parse_constant=Constant, object_pairs_hook=Object
+        )
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, Object) else None
+
+
+def _has_huge_number(found: Any) -> bool:
+    """Return whether a number has thousands of digits, which Python's json does not read as an int."""
+    parts = found.values() if isinstance(found, dict) else found if isinstance(found, list) else []
+    return any(map(_has_huge_number, parts)) or (isinstance(found, Number) and len(found) > 4000)
+
+
+def _meaning(kind: str, value: Any, zone: str) -> Meaning:
+    if value is None:
+        return COUNTS, None
+    if isinstance(value, Number | Constant):
+        return _of_number(kind, value)
+    if isinstance(value, bool):
+        return (COUNTS, str(value).lower()) if kind == "string" else (COUNTS, value) if kind == "boolean" else NOTHING
+    if isinstance(value, str):
+        return _of_text(kind, value, zone)
+    return (EITHER, _compact(value)) if kind == "string" else NOTHING
+
+
+def _of_text(kind: str, text: str, zone: str) -> Meaning:
+    try:
+        text.encode()  # half of a surrogate pair has no meaning
+        if kind == "binary":
+            return COUNTS, base64.b64decode(text, validate=True)
+    except ValueError:
+        return NOTHING
+    verdict, value = values.meaning(kind, text, zone)
+    return (verdict if kind in OF_TEXT else max(verdict, EITHER)), value
+
+
+def _of_number(kind: str, value: str) -> Meaning:
+    if kind == "string":
+        return (EITHER if isinstance(value, Constant) else COUNTS), str(value)
+    if kind not in values.BITS and kind.partition("(")[0] not in ("decimal", "double", "float"):
+        return NOTHING
+    verdict, number = values.meaning(kind, str(value))
+    return (verdict if kind not in values.BITS or value.lstrip("-").isdigit() else max(verdict, EITHER)), number
+
+
+def _compact(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{_compact(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_compact, value)) + "]"
+    return str(value) if isinstance(value, Number | Constant) else json.dumps(value, ensure_ascii=False)
+
+
 @pytest.mark.parametrize("format", [Csv, Json, Text])
 def test_parsers_read_inputs_as_an_independent_reader_does(tmp_path: Path, format: Any) -> None:
     homes = count()
@@ -165,3 +316,60 @@ def test_parsers_read_inputs_as_an_independent_reader_does(tmp_path: Path, forma
         check(tmp_path / str(next(homes)), declared, [declared.file() for _ in range(draw(st.integers(1, 3)))])
 
     draw_inputs(INPUTS, read)
+
+
+# Two ways of reading CSV, blocks at once by Arrow and record by record. Texts are of the characters that matter, and short.
+
+LETTERS = ["a", '"', ",", "\n", "\r", " ", '""', "\t", "\u00e9", "\ufeff", "\0", "'", "\\", "\v", "\u2028", "\x85", "#", "\r\n"]
+WORDS = st.lists(st.sampled_from(LETTERS), max_size=3).map("".join)
+KINDS = {"x": parse_type("string"), "y": parse_type("string")}
+TEXTS = 200_000 if os.environ.get("SOAK") else 2000
+GRAMMARS = [
+    Grammar(separator=separator, quote=quote, escape=quote, line_end=line_end)
+    for separator, quote, line_end in product([b",", b"\t"], [b'"', b""], [None, b"\n", b"\r"])
+]
+
+
+@pytest.mark.promise("decision:0018")
+def test_both_ways_of_reading_csv_agree() -> None:
+    ways: Counter[bool] = Counter()
+
+    def agree(draw: Any) -> None:
+        grammar = draw(st.sampled_from(GRAMMARS))
+        text = drawn_text(draw, grammar)
+        with patch.object(_Splitter, "_split_at_once", lambda *_, **__: None):
+            expected = read([text], grammar, ways=None)
+        cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
+        for blocks in ([text], [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]):
+            assert read(blocks, grammar, ways=ways) == expected, f"{blocks} {grammar}"
+
+    draw_inputs(TEXTS, agree)
+    assert min(ways[True], ways[False]) > TEXTS / 20
+
+
+def drawn_text(draw: Any, grammar: Grammar) -> bytes:
+    """Draw a text of any characters, or of records with as many values as there are columns."""
+    if draw(st.integers(0, 3)) == 3:
+        return "".join(draw(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=14))).encode()
+    separator, end = (grammar.separator or b"").decode(), (grammar.line_end or b"\n").decode()
+    plain = WORDS.map(lambda text: re.sub(f'["\n{separator}]', "", text))
+    value = plain | plain | WORDS.map(lambda text: '"' + text.replace('"', '""') + '"')
+    ends = st.sampled_from(draw(st.sampled_from([[end], [end, "\n"], [end, "\n", "\r\n", "\r"]])))
+    line = st.tuples(value, st.just(separator), value, ends).map("".join)
+    return "".join(draw(st.lists(line, min_size=1, max_size=5))).encode()
+
+
+def read(blocks: list[bytes], grammar: Grammar, ways: Counter[bool] | None) -> list[tuple]:
+    """Return line, text, values and error of each record; `ways` counts chunks by whether Arrow reads them, None forbids it."""
+    parser = CsvParser(KINDS, grammar)
+    rows = []
+    for chunk in chunks(blocks, grammar):
+        if ways is None:
+            texts, bad = parser._texts_one_by_one(chunk, list(KINDS))
+        else:
+            texts, bad = parser.parse(chunk)
+            ways[parser._table_by_arrow(chunk, list(KINDS)) is not None] += 1
+        values = zip(*(texts[name].to_pylist() for name in KINDS), strict=True)
+        for number, (line, value) in enumerate(zip(chunk.lines.tolist(), values, strict=True)):
+            rows.append((line, chunk.record(number), value, bad.get(number)))
+    return rows
