@@ -251,10 +251,6 @@ def test_inputs_that_are_joined_are_refused(inbox: Inbox) -> None:
 
 
 class DeltaPrices(DeltaLakeTable):
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.write()
-
     def write(self, **prices: int) -> None:
         self.append(*prices.items(), mode="overwrite")
 
@@ -294,7 +290,9 @@ class PostgresPrices:
 
 @pytest.fixture(params=[DeltaPrices, IcebergPrices, PostgresPrices], ids=["Delta", "Iceberg", "Postgres"])
 def prices(request: pytest.FixtureRequest, settings: Settings) -> Any:
-    return request.param(settings)
+    made = request.param(settings)
+    made.write()
+    return made
 
 
 @pytest.fixture

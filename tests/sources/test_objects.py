@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -153,32 +153,24 @@ def spark_packages() -> str:
     return line.partition("=")[2].strip().strip('"')
 
 
-@contextmanager
-def running_server(kind: type[S3Server] = S3Server) -> Iterator[S3Server]:
-    fetch_or_skip(*kind.packages)
-    with ExitStack() as opened:
-        folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-s3-"))
-        environment = opened.enter_context(pytest.MonkeyPatch.context())
-        server = kind(Path(folder), reserve_port(None, opened))
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            environment.delenv(name)
-        usual: dict[str, Any] = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1"}
-        for name, value in {**usual, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}.items():
-            environment.setenv(name, value)
-        object_places._store.cache_clear()
-        opened.callback(object_places._store.cache_clear)
-        opened.callback(server.stop)
-        server.start()
-        yield server
-
-
 _numbers = count(1)
 by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through the real ledger
 
 
 @pytest.fixture(scope="module")
 def s3(request: pytest.FixtureRequest) -> Iterator[S3Server]:
-    with running_server(getattr(request, "param", S3Server)) as server:
+    kind: type[S3Server] = getattr(request, "param", S3Server)
+    fetch_or_skip(*kind.packages)
+    with ExitStack() as opened, tempfile.TemporaryDirectory(prefix="tidegate-s3-") as folder, patch.dict(os.environ):
+        server = kind(Path(folder), reserve_port(None, opened))
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            del os.environ[name]
+        os.environ |= {"AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1"}
+        os.environ |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        object_places._store.cache_clear()
+        opened.callback(object_places._store.cache_clear)
+        opened.callback(server.stop)
+        server.start()
         yield server
 
 
@@ -189,7 +181,6 @@ def bucket(s3: S3Server) -> Bucket:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Settings:
-    """A project without Postgres and Spark."""
     return Settings(home=tmp_path, min_file_age_seconds=0)
 
 

@@ -62,9 +62,7 @@ ACROSS_ROWS = (
 # Times that are rounded to more than a day, shifted, or rounded in a way that cannot be known.
 TOO_FAR = (
     *("date_trunc('week', written)", "date_trunc('Year', written, 'UTC')", "date_trunc(name, written)", "hourly(written)"),
-    "date_bin('2 days', written, '2000-01-01')",
-    "written - interval '1 hour'",
-    "written::timestamp::timestamptz",
+    *("date_bin('2 days', written, '2000-01-01')", "written - interval '1 hour'", "written::timestamp::timestamptz"),
     "to_char(written, 'YYYY-MM-DD HH24:00')::timestamptz",
 )
 DATED_BY = "SELECT id, name, amount, {} AS written FROM orders"

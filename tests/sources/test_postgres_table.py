@@ -199,8 +199,8 @@ def test_keys_of_all_types_cut_ranges(shop: Shop, types: tuple[str, str]) -> Non
     shop.run(f"CREATE TABLE keyed (k {types[0]} NOT NULL); SET timezone = 'Asia/Kathmandu'")
     for key in random.Random(1).sample(KEYS[types], len(KEYS[types])):
         shop.execute("INSERT INTO keyed VALUES (%s)", [key])
-    source = PostgresTable(table="keyed", key="k", schema={"k": types[1]}, max_rows=1, wait_seconds=0)
-    source = source if source.is_by_clock else replace(source, key_is_drawn=True)
+    is_drawn = types[1] != "timestamp"
+    source = PostgresTable(table="keyed", key="k", schema={"k": types[1]}, max_rows=1, wait_seconds=0, key_is_drawn=is_drawn)
     assert [shop.rows(source, batch) for batch in batches(shop.settings, source)] == [[(key,)] for key in KEYS[types]]
 
 
