@@ -77,10 +77,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Format:
-    """The declaration of a source: its columns with their types, its options, and how its files are packed.
-
-    A format draws the `text` of a file, and reads the `records` of a text with the oracle, or raises Broken.
-    """
+    """A source's declaration, and how its files are packed. It draws a file's `text`, and reads `records`, or raises Broken."""
 
     draw: Any = field(repr=False)
     columns: dict[str, str]

@@ -1,8 +1,4 @@
-"""Drawn odd Parquet files are read as pyarrow and Python read them, or refused.
-
-Types, encodings, codecs, row groups, NULLs, page versions, dictionaries, INT96 and declared types are drawn; the oracle
-converts each value on its own with Python's numbers.
-"""
+"""Drawn odd Parquet files are read as pyarrow and Python read them, one value at a time, or refused."""
 
 import os
 from collections import Counter

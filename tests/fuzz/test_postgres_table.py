@@ -1,8 +1,4 @@
-"""Random tables, writers and mishaps: each committed row is read exactly once, or a plan refuses and says why.
-
-The oracle is the writers' knowledge: a row counts if its transaction was committed. ``SOAK`` runs many more rounds, and
-``FUZZ_SEED`` one of them.
-"""
+"""Random tables, writers and mishaps: a row that its writer committed is read once, or a plan refuses. FUZZ_SEED is a round."""
 
 import json
 import os

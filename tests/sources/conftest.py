@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import steps
-from tests.sources.in_process import SCHEMA, Folder, raises
+from tests.sources.in_process import SCHEMA, Folder, counted_here, folder, raises
 from tests.sources.shop import shop, shops
 from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.compute.shortcuts import Routing, choose
@@ -15,7 +15,7 @@ from tidegate.jobs.sources import Source
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
 
-__all__ = ["shop", "shops"]  # fixtures
+__all__ = ["counted_here", "folder", "shop", "shops"]  # fixtures
 
 PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
 
@@ -55,7 +55,6 @@ class Inbox:
         return {row["name"]: (row["lines"], row["amount"]) for row in steps.rows(self.settings, pipeline)}
 
     def tuples(self, pipeline: Pipeline) -> list[tuple[str, int]]:
-        """Return name and amount of each row."""
         return sorted(((row["name"], row["amount"]) for row in steps.rows(self.settings, pipeline)), key=repr)
 
     def rows(self, pipeline: Pipeline, state: str = "per_name") -> list[Mapping[str, Any]]:

@@ -1,11 +1,4 @@
-"""Plans, parses and counts in this process, by the code that Spark's tasks run: no Spark, and mostly no database.
-
-    Folder         the files of a folder: what a plan takes, what is read of it, what is refused
-    Follower       the data files of a table of Delta Lake or Iceberg
-    counted_here   a fixture: workers count and sum up batches here; ledger, plan, commit and acks are the real ones
-
-`test_files.py` compares what is read here with what Spark returns.
-"""
+"""Plans, reads and counts in this process, by the code of Spark's tasks; test_files.py compares it with what Spark returns."""
 
 import os
 import pickle

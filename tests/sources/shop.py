@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg2
 import pytest
@@ -17,9 +17,6 @@ from tidegate.jobs.sources.binding import emitter_of
 from tidegate.jobs.sources.postgres.read import parts_of, read_part
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings
-
-if TYPE_CHECKING:  # Spark's tasks may import this module, and tests.conftest would take away their PG* variables
-    from tests.servers import Server
 
 SECONDS = 60
 ROW = {"id": "bigint", **SCHEMA}
@@ -113,7 +110,7 @@ EMPTY = """
 
 
 @pytest.fixture(scope="module")
-def shops(server: "Server") -> Iterator[Settings]:
+def shops(server: Any) -> Iterator[Settings]:
     name = server.create_database()
     yield replace(server.settings, pg_database=name)
     server.drop_database(name)

@@ -9,7 +9,7 @@ import pytest
 from tests import steps
 from tests.conftest import register_pipelines
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import SCHEMA, counted_here, raises, twin
+from tests.sources.in_process import SCHEMA, raises, twin
 from tests.statements import execute
 from tests.store import Redo, cursors, project, range_partitions, registration
 from tidegate import migrations
@@ -18,8 +18,6 @@ from tidegate.jobs.sources import changes
 from tidegate.jobs.sources.changes import removable
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationChanged, RangeRefused, SourceChanged, StoreUnavailable, UsageError
-
-__all__ = ["counted_here"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("counted_here")
 

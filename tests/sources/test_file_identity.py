@@ -1,7 +1,4 @@
-"""A file is its name and content: it counts once, and changed content is refused by name.
-
-Ledger, plans, commits and acks are real; batches are read and counted in this process.
-"""
+"""A file is its name and content: it counts once, and changed content is refused by name. Batches are counted here."""
 
 import logging
 import os
@@ -20,15 +17,13 @@ import pytest
 from tests import steps
 from tests.crashes import Crash
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import SCHEMA, counted_here, meanwhile, overwrite, raises
+from tests.sources.in_process import SCHEMA, meanwhile, overwrite, raises
 from tidegate.explain.why import explain
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.engine import committing
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import HoleDetected, SourceChanged
-
-__all__ = ["counted_here"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("counted_here")
 

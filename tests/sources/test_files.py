@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ import pytest
 from tests import steps
 from tests.checkout import REPOSITORY
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import NO_FIT, SCHEMA, Folder, counted_here, folder, names, overwrite, plan, raises, read
+from tests.sources.in_process import NO_FIT, SCHEMA, Folder, names, overwrite, plan, raises, read
 from tests.sources.lake_tables import rows_of
 from tests.store import Attempt
 from tidegate.explain.why import explain
@@ -36,8 +37,6 @@ from tidegate.jobs.sources.files.formats.records import typed_values
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import MalformedRecord, RowsLost, SourceChanged, SourceUnreadable
-
-__all__ = ["counted_here", "folder"]  # fixtures
 
 CSV = Files("inbox", glob="*.csv*", format="csv", schema=SCHEMA, max_files=10)
 JSON = Files("inbox", glob="*.json*", format="json", schema=SCHEMA, max_files=10)
@@ -216,11 +215,7 @@ def test_a_planned_file_that_changed_is_refused_until_it_is_back(folder: Folder,
         emitter.verify_batch(attempt, metadata)
 
 
-def content_put_back(aside: Path, file: Path) -> None:
-    file.write_bytes(aside.read_bytes())
-
-
-@pytest.mark.parametrize("put_back", [Path.replace, content_put_back])
+@pytest.mark.parametrize("put_back", [Path.replace, shutil.copyfile])
 def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal(folder: Folder, put_back: Any) -> None:
     file = folder.write("01.csv", f"{HEADER}a,1\n")
     metadata = folder.plan(CSV)

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from tests import steps
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import SCHEMA, counted_here, twin
+from tests.sources.in_process import SCHEMA, twin
 from tests.sources.lake_tables import DeltaLakeTable, IcebergTable, rows_of
 from tests.statements import execute
 from tests.store import errors
@@ -24,8 +24,6 @@ from tidegate.jobs.sources.files.formats.text_files import text_reader
 from tidegate.jobs.sources.inputs import reference
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationChanged, DeclarationInvalid, SourceChanged, SourceUnreadable
-
-__all__ = ["counted_here"]  # a fixture
 
 SEATS = {"name": "string", "seats": "int"}
 by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through the real ledger, and are counted without Spark

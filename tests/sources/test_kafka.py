@@ -144,17 +144,9 @@ def server(kafka_stack: Settings) -> Server:
     return Server(kafka_stack)
 
 
-@pytest.fixture(scope="module")
-def place(server: Server) -> Iterator[Settings]:
-    name = server.create_database()
-    yield replace(server.settings, pg_database=name)
-    server.drop_database(name)
-
-
 @pytest.fixture
-def topic(place: Settings, tmp_path: Path) -> OrdersTopic:
-    """An empty topic with two partitions."""
-    return OrdersTopic(replace(place, home=tmp_path))
+def topic(shops: Settings, tmp_path: Path) -> OrdersTopic:
+    return OrdersTopic(replace(shops, home=tmp_path))
 
 
 BOTH_KINDS = pytest.mark.parametrize("kind", ["transactional", "opaque"])
@@ -368,8 +360,8 @@ def test_only_committed_records_of_transactions_are_read(topic: OrdersTopic) -> 
     assert [value for _, _, value in topic.read(source, topic.plan(source, first))] == ["in a transaction", *values[2:]]
 
 
-def test_a_compacted_topic_is_an_opaque_source_only(place: Settings) -> None:
-    topic = OrdersTopic(place, **{"cleanup.policy": "compact"})
+def test_a_compacted_topic_is_an_opaque_source_only(shops: Settings) -> None:
+    topic = OrdersTopic(shops, **{"cleanup.policy": "compact"})
     topic.produce(4, key="a")
     assert ranges(topic.plan(topic.source(kind="opaque", gaps=True))) == {"0": (0, 4)}
     topic.unplanned(topic.source(gaps=True), error=SourceUnreadable, match="is compacted")

@@ -24,7 +24,6 @@ from tidegate.state_store.base.errors import MalformedRecord, RangeExpired, Sour
 
 @pytest.fixture
 def table(tmp_path: Path) -> IcebergTable:
-    """A table without rows, of a project without servers."""
     return IcebergTable(Settings(home=tmp_path, min_file_age_seconds=0))
 
 
@@ -198,7 +197,6 @@ def sales(tmp_path: Path) -> DeltaLakeTable:
 
 @pytest.mark.promise("decision:0042")
 def test_rows_are_read_once_by_versions_partitions_and_added_columns(sales: DeltaLakeTable) -> None:
-
     def append(rows: dict[str, str | None], **columns: Any) -> None:
         numbered = [(name, number) for number, name in enumerate(rows)]
         more = {"day": pa.array(rows.values(), pa.string()), **columns}

@@ -1,7 +1,4 @@
-"""`Files` over a real S3 server: the same promises as on a disk, by ETags, and no more of a listing than is needed.
-
-Objects are planned, read and counted in this process; `test_objects_in_spark.py` has Spark read them.
-"""
+"""`Files` over a real S3 server, read in this process: the promises of a disk, by ETags and no more listings than needed."""
 
 import json
 import os
@@ -29,7 +26,7 @@ from tests.checkout import REPOSITORY
 from tests.jars import S3PROXY, fetch_or_skip
 from tests.sources.conftest import Inbox
 from tests.sources.feeds import FilesFeed
-from tests.sources.in_process import SCHEMA, Follower, ThisProcess, batches, counted_here, meanwhile, names, plan, raises, read
+from tests.sources.in_process import SCHEMA, Follower, ThisProcess, batches, meanwhile, names, plan, raises, read
 from tests.sources.lake_tables import DeltaLakeTable, load_catalog, rows_of
 from tests.store import Attempt
 from tidegate.jobs import Delta, Files, Iceberg
@@ -42,8 +39,6 @@ from tidegate.stack.components.server_process import reserve_port, wait_until
 from tidegate.stack.components.spark import java_program
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
-
-__all__ = ["counted_here"]  # fixtures
 
 KEY, SECRET = "tidegate-tests", "not-a-secret-of-anyone"
 SECONDS = 60

@@ -211,7 +211,6 @@ READ_ON: list[tuple[PostgresTable, str, str]] = [
 
 
 def first_of(shop: Shop, source: PostgresTable, before: str) -> Any:
-    """Make the tables, sell 20 orders, and return the first batch's metadata."""
     shop.run(before)
     shop.sell(20)
     return shop.plan(source)
