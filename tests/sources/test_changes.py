@@ -93,11 +93,13 @@ def test_a_redo_and_a_follower_that_registers_wait_for_each_other(inbox: Inbox, 
     follower = Pipeline("follower", Changes("inbox.log"), {"copies": State({"name": "text"}, {"copies": Count()})})
     with StateStore.connect(inbox.settings) as store, store.engine.begin() as redoing:
         cursors.lock(redoing, "inbox")
-        raises(StoreUnavailable, lambda: register_pipelines(inbox.settings, follower), "lock")
+        with pytest.raises(StoreUnavailable, match="lock"):
+            register_pipelines(inbox.settings, follower)
     impatient = replace(inbox.settings, lock_timeout_seconds=1)
     with StateStore.connect(impatient, user=impatient.pg_owner) as store, migrations.connected(inbox.settings) as registering:
         registration.register(registering, follower.spec)
-        raises(StoreUnavailable, lambda: store.redo_batch(upstream.spec, 1, Redo("an operator", "it was wrong")), "lock")
+        with pytest.raises(StoreUnavailable, match="lock"):
+            store.redo_batch(upstream.spec, 1, Redo("an operator", "it was wrong"))
 
 
 def migrate(settings: Settings, *pipelines: Pipeline) -> None:
