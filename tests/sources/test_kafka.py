@@ -56,7 +56,8 @@ class OrdersTopic:
     def create(self, partitions: int, brokers: list[list[int]] | None = None, **config: str) -> None:
         """Create the topic, on these brokers or on any, and wait until it is known."""
         where = {"replica_assignment": brokers} if brokers else {"replication_factor": 1}
-        self.admin.create_topics([NewTopic(self.name, partitions, config=config, **where)])[self.name].result(SECONDS)
+        kept = {"retention.ms": "-1"} | config  # whatever time its records have
+        self.admin.create_topics([NewTopic(self.name, partitions, config=kept, **where)])[self.name].result(SECONDS)
         assert wait_until(lambda: self.name in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
 
     def delete(self) -> None:
