@@ -35,25 +35,26 @@ MUTANTS = (
         "            if [-not end-]{+final+}:\n", "test_a_record_without_an_end_takes_bounded_memory"
     ),
     CSV("an-empty-value-is-an-empty-text", "decision:0018", "CsvParser._values")(
-        'values.append(match["plain"].decode()[- or None-])', "tests/fuzz/test_csv_paths.py"
+        'values.append(match["plain"].decode()[- or None-])', "test_both_ways_of_reading_csv_agree"
     ),
     CSV("an-empty-text-in-quotes-is-null", "decision:0018", "CsvParser._read")(
-        "quoted_strings_can_be_null=[-False-]{+True+}", "tests/fuzz/test_csv_paths.py"
+        "quoted_strings_can_be_null=[-False-]{+True+}", "test_both_ways_of_reading_csv_agree"
     ),
     CSV("values-beyond-the-columns-are-dropped", "name:Files", "CsvParser._texts_one_by_one")(
         "elif len(values) [-!=-]{+<+} len(names):", "test_a_bad_record_is_refused_with_file_and_line"
     ),
     CSV("a-mark-at-the-start-of-a-value-is-dropped", "decision:0018", "CsvParser._is_read_alike")(
-        "if data.startswith(codecs.BOM_UTF8{+ * 2+}, first):", "tests/fuzz/test_csv_paths.py"
+        "if data.startswith(codecs.BOM_UTF8{+ * 2+}, first):", "test_both_ways_of_reading_csv_agree"
     ),
     CSV("a-carriage-return-ends-a-line-that-it-does-not-end", "decision:0018", "CsvParser._is_read_alike")(
-        'return self.grammar.line_end == b"\\n"[- and data.find(b"\\r", first, last) < 0-]', "tests/fuzz/test_csv_paths.py"
+        'return self.grammar.line_end == b"\\n"[- and data.find(b"\\r", first, last) < 0-]',
+        "test_both_ways_of_reading_csv_agree",
     ),
     TEXT("a-line-feed-of-the-next-block-is-a-line", "decision:0018", "_Splitter._line_ends")(
-        "[-alone = alone[alone < len(text) - 1]  # a line feed may follow-]{+pass+}", "tests/fuzz/test_csv_paths.py"
+        "[-alone = alone[alone < len(text) - 1]  # a line feed may follow-]{+pass+}", "test_both_ways_of_reading_csv_agree"
     ),
     TEXT("a-quote-within-a-value-is-taken-for-regular", "decision:0018", "_Splitter._regular_quotes")(
-        "return quotes if opens.all() [-and closes.all() -]else None", "tests/fuzz/test_csv_paths.py"
+        "return quotes if opens.all() [-and closes.all() -]else None", "test_both_ways_of_reading_csv_agree"
     ),
     JSON("what-follows-a-json-record-is-dropped", "name:Files", "object_of")(
         "if end [-!=-]{+>+} len(text):", "test_a_bad_record_is_refused_with_file_and_line"
