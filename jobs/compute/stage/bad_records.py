@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from tidegate.jobs.compute.stage.staging_sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from tidegate.jobs.compute.stage.unstorable_values import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from tidegate.jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL, Emitter
 from tidegate.jobs.sources.column_types import parse_type, quoted
 from tidegate.jobs.sources.files.formats.records.json_records import JsonParser

@@ -7,6 +7,7 @@ from pyspark.sql import functions as F
 
 from tidegate.jobs.compute.stage import staging_sink
 from tidegate.jobs.compute.stage.row_tracking import ROWS, RowSums, signed
+from tidegate.jobs.compute.stage.unstorable_values import MAX_KEY_BYTES
 from tidegate.jobs.spark.task_connections import conninfo_of_tasks
 from tidegate.state_store import StateStore
 from tidegate.state_store.attempt.attempts import NO_TASK, Attempt, StagedPartition
@@ -70,7 +71,7 @@ def stage_in_process(
     """
     texts = [key.name for key in spec.keys if key.type.name in ("text", "bytea")]
     if texts:  # a key that is too long is not fetched whole; the limit is in bytes, and a character has at least one
-        shortened = {name: F.substring(name, 1, staging_sink.MAX_KEY_BYTES + 1) for name in texts}
+        shortened = {name: F.substring(name, 1, MAX_KEY_BYTES + 1) for name in texts}
         partials = partials.withColumns(shortened).to(partials.schema)
     table = partials.limit(most + 1).toArrow()
     if table.num_rows > most:

@@ -21,21 +21,14 @@ from pyarrow import csv
 from pyspark import TaskContext
 
 from tidegate.jobs.compute.stage.row_tracking import HASH, ROWS, signed
+from tidegate.jobs.compute.stage.unstorable_values import check_storable
 from tidegate.jobs.spark.library_internals import spark_schema
 from tidegate.jobs.spark.task_connections import on_executor
-from tidegate.state_store.base.errors import BadKey, Overflow, TidegateError
+from tidegate.state_store.base.errors import TidegateError
 from tidegate.state_store.connections.copy_into_staging import copy_partition
 from tidegate.state_store.connections.postgres_errors import translate
-from tidegate.state_store.declarations.column_spec import DAYS, TICKS
-from tidegate.state_store.declarations.pipeline_spec import Staged, StateSpec, staged_in_order_of
-from tidegate.state_store.declarations.window_spec import WINDOW_START
+from tidegate.state_store.declarations.pipeline_spec import Staged, staged_in_order_of
 
-# An index row holds 2,704 bytes after compression; an explicit limit does not depend on how well a key compresses.
-MAX_KEY_BYTES = 2000
-# For all columns of a key together; Postgres takes at most 32 into an index, each with up to 7 bytes of its own.
-MAX_KEYS_BYTES = 2400
-SHOWN_KEY_CHARACTERS = 40
-MAX_VALUE_BYTES = 64 * 1024 * 1024
 # The amount that is sorted at a time: a million keys of two sums, and their hashes.
 SORTED_BYTES = 32 * 1024 * 1024
 SORTED_ROWS = 10_000  # per Arrow batch after sorting, as Spark sends them
@@ -176,7 +169,7 @@ class PartialsReader:
 
     def _encode(self, batch: pa.RecordBatch) -> io.BytesIO:
         batch = self._reconcile(batch)
-        self._check(batch)
+        check_storable(self._staged, batch)
         self.rows += batch.num_rows
         task_attempts = pa.repeat(pa.scalar(self._task_attempt, pa.int64()), batch.num_rows)
         block = io.BytesIO()
@@ -194,104 +187,6 @@ class PartialsReader:
             total = int(np.add.reduce(hashes))  # modulo 2^64, too
             self.reconciled_hash = signed(self.reconciled_hash + total)
         return batch.drop_columns([name for name in (ROWS, HASH) if name in batch.schema.names])
-
-    def _check(self, batch: pa.RecordBatch) -> None:
-        """Refuse keys and values that cannot be stored, naming the column: nothing is dropped or cut."""
-        for key in self._staged.keys:
-            if not key.nullable and (nulls := batch.column(key.name).null_count):
-                raise BadKey(self._why_not_null(key.name, nulls))
-        for name in self._staged.required:
-            if nulls := batch.column(name).null_count:
-                raise BadKey(
-                    f"State {self._staged.name}: column {name}, by which its rows are divided, is NULL in {nulls} row(s). "
-                    "Filter such rows in the transform, or give them a value there."
-                )
-        self._check_sizes(batch)
-        for column in self._staged.columns:
-            self._check_years(batch, column.name)
-
-    def _why_not_null(self, key: str, nulls: int) -> str:
-        history = self._staged.history if isinstance(self._staged, StateSpec) else None
-        if key == WINDOW_START:
-            what, otherwise = f"the event time is NULL in {nulls} group(s), which are in no window", "give them a time there"
-        elif history and key in history.order:
-            what = f"column {key} of order_by is NULL in {nulls} version(s), which have no place in the history"
-            otherwise = "give them a value there"
-        else:
-            what = f"key column {key} is NULL in {nulls} group(s)"
-            otherwise = "declare null_keys=True to keep them as a group"
-        return f"State {self._staged.name}: {what}. Filter such rows in the transform, or {otherwise}."
-
-    def _check_sizes(self, batch: pa.RecordBatch) -> None:
-        """Refuse a text or bytes that Postgres cannot store, or cannot put into an index if it is a key."""
-        long = [c for c in self._staged.columns if c.type.has_any_length]
-        key_bytes = 0
-        for column in long:
-            values = batch.column(column.name)
-            if column.type.name != "bytea" and pc.any(pc.match_substring(values, "\0")).as_py():
-                raise BadKey(f"State {self._staged.name}: a text in column {column.name} holds a NUL character. Remove it.")
-            longest = pc.max(pc.binary_length(values)).as_py() or 0
-            limit, kind = (MAX_KEY_BYTES, BadKey) if column in self._staged.keys else (MAX_VALUE_BYTES, Overflow)
-            if longest > limit:
-                raise kind(
-                    f"State {self._staged.name}: a value in column {column.name} takes {longest} bytes, "
-                    f"the limit is {limit}. Shorten it."
-                )
-            key_bytes += longest if column in self._staged.keys else 0
-        if key_bytes and len(self._staged.keys) > 1:
-            self._check_key_bytes(batch)
-
-    def _check_key_bytes(self, batch: pa.RecordBatch) -> None:
-        """Refuse a key whose columns together are too long for an index, however well it compresses."""
-        sizes: Any = 0
-        for key in self._staged.keys:
-            values = batch.column(key.name)
-            if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
-                sizes = pc.add(sizes, pc.fill_null(pc.binary_length(values), 0))
-            else:
-                sizes = pc.add(sizes, values.type.bit_width // 8 or 1)
-        if (size := pc.max(sizes).as_py()) > MAX_KEYS_BYTES:
-            longest = self._key_of(batch, pc.index(sizes, size).as_py())
-            raise BadKey(
-                f"State {self._staged.name}: the key {longest} takes {size} bytes in all, the limit is {MAX_KEYS_BYTES}. "
-                "Shorten a column of it."
-            )
-
-    def _check_years(self, batch: pa.RecordBatch, name: str) -> None:
-        """Refuse a date or time that Postgres may accept but other programs cannot read."""
-        values = batch.column(name)
-        if pa.types.is_date32(values.type):
-            ticks, (first, last) = values.view(pa.int32()), DAYS
-        elif pa.types.is_timestamp(values.type):
-            ticks, (first, last) = values.view(pa.int64()), TICKS
-            window = getattr(self._staged, "window", None)
-            if window and name == WINDOW_START:  # of the windows that this stretch of time counts in, the first begins earlier
-                first += window.size - window.every
-        else:
-            return
-        bounds = pc.min_max(ticks).as_py()
-        if bounds["min"] is None or (first <= bounds["min"] and bounds["max"] <= last):
-            return
-        number = pc.index(ticks, bounds["max"] if bounds["max"] > last else bounds["min"]).as_py()
-        is_key = any(key.name == name for key in self._staged.keys)
-        where = "" if is_key else f" of the key {self._key_of(batch, number)}"
-        raise (BadKey if is_key else Overflow)(
-            f"State {self._staged.name}: column {name}{where} is {_shown(values[number])}. Years are kept from 1 to 9999. "
-            "Leave such rows out in the transform, or give them another date there."
-        )
-
-    def _key_of(self, batch: pa.RecordBatch, number: int) -> str:
-        parts = (f"{key.name}={_shown(batch.column(key.name)[number])}" for key in self._staged.keys)
-        return f"({', '.join(parts)})"
-
-
-def _shown(value: pa.Scalar) -> str:
-    """Return a value as text for a message; Python has no date after the year 9999."""
-    if not value.is_valid:
-        return "NULL"
-    is_text = pa.types.is_string(value.type) or pa.types.is_binary(value.type)
-    text = repr(value.as_py()) if is_text else value.cast(pa.string()).as_py()
-    return text if len(text) <= SHOWN_KEY_CHARACTERS else f"{text[:SHOWN_KEY_CHARACTERS]}..."
 
 
 def _printable(batch: pa.RecordBatch) -> pa.RecordBatch:
