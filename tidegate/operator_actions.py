@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tidegate.output import counted
 from tidegate.state_store.base.errors import RangeRefused, UsageError
+from tidegate.state_store.read_ledger.batch_phases import ENDED
 from tidegate.status.run_progress import ranges
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tidegate.state_store.read_ledger.registered_pipelines import Lag
 
 Verb = Literal["retry", "skip", "pause", "resume", "replay"]
-FINAL_PHASES = ("committed", "skipped")
 MAY_STILL_COMMIT = ("planned", "processing", "processed")
 MOST_LEFT_OVER = 1000  # txids that a message names
 _BLANKS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and a symbol that show nothing: fillers of Hangul, and of Braille
@@ -53,7 +53,7 @@ def retry(store: "StateStore", pipeline: str, txid: int | None, owner: str, reas
     """
     store.check_not_paused(pipeline)
     store.check_history(pipeline)
-    if txid is not None and (status := status_of(store, pipeline, txid)).phase in FINAL_PHASES:
+    if txid is not None and (status := status_of(store, pipeline, txid)).phase in ENDED:
         return Done(f"{pipeline} {txid} has {ended(status)}: nothing to retry.")
     if lifted := store.retry(pipeline, txid, owner, reason):
         return Done(f"{pipeline}: {ranges(lifted)} may be tried again.", lifted, run_needed=True)

@@ -151,6 +151,8 @@ IMPURE: dict[str, Any] = {
     "rand()": lambda rows: rows.where(F.rand() < 0.5),
     "rand() in SQL": lambda rows: rows.selectExpr("*", "Rand( ) AS luck"),
     "current_timestamp()": lambda rows: rows.withColumn("at", F.current_timestamp()),
+    "session_user()": lambda rows: rows.withColumn("by", F.session_user()),
+    "user() in SQL": lambda rows: rows.selectExpr("*", "User AS by"),
     "monotonically_increasing_id()": lambda rows: rows.withColumn("id", F.monotonically_increasing_id()),
     "limit()": lambda rows: rows.where("amount > 0").limit(1),
     "sample()": lambda rows: rows.sample(0.5, 1),
@@ -172,6 +174,7 @@ def harmless(rows: Any) -> Any:
     groups = rows.groupBy("name")
     amounts = groups.agg(F.sort_array(F.collect_set("amount")), F.expr("size(collect_list(amount))"), F.mode("amount", True))
     rows = rows.join(amounts, "name").withColumn("now", F.lit("rand()")).withColumn("current_date", F.lit(1))
+    rows = rows.withColumn("user", F.lit("me")).where("user = 'me'")
     return rows.where("now = 'rand()' AND `now` <> \"uuid()\"").dropDuplicates()
 
 

@@ -32,6 +32,7 @@ from tidegate.stack.layout import Layout, spark_packages
 from tidegate.stack.machine import code_digest, disk_checks
 from tidegate.stack.machine.private_files import check_ours, private, private_folder
 from tidegate.state_store.base.errors import PermanentError, RetryableError
+from tidegate.state_store.base.project import STACK_FOLDER
 from tidegate.state_store.base.settings import Settings
 
 SUPERVISOR_SECONDS = 30
@@ -213,7 +214,7 @@ def _is_to_restart(status: dict, without_airflow: bool, extras: Collection[str])
 
 
 def _start_supervisor(home: Path, without_airflow: bool, extras: Collection[str]) -> None:
-    folder = home / ".tidegate"
+    folder = home / STACK_FOLDER
     log = log_file(folder, "supervisor")
     command = [
         sys.executable,

@@ -13,22 +13,27 @@ from tidegate.state_store.base.errors import DeclarationInvalid
 
 logger = logging.getLogger(__name__)
 
-# Functions whose values differ each time, or depend on how Spark happened to share the rows among its tasks.
+# Functions whose values differ each time, or by account, or depend on how Spark happened to share the rows among its tasks.
 _FUNCTIONS = frozenset(
     {
         *("rand", "random", "randn", "randstr", "uniform", "uuid", "shuffle"),
         *("monotonically_increasing_id", "spark_partition_id", "distributed_sequence_id", "distributed_id"),
         *("current_timestamp", "current_date", "current_time", "localtimestamp", "now", "curdate"),
+        *("current_user", "session_user", "user"),
     }
 )
 # SQL calls some of these without brackets, unless a column has the name; _CLOCK reads the clock only without an argument.
-_BARE = frozenset({"current_timestamp", "current_date", "current_time", "localtimestamp"})
+_BARE = frozenset(
+    {"current_timestamp", "current_date", "current_time", "localtimestamp", "current_user", "session_user", "user"}
+)
 _CLOCK = "unix_timestamp"
 # Functions whose values depend on the order of rows wherever no order, or an order with equal rows, is given.
 _COLLECTING = frozenset({"collect_list", "collect_set", "array_agg"})
 _CHOOSING = _COLLECTING | {
     *("first", "first_value", "last", "last_value", "any_value", "nth_value", "mode", "max_by", "min_by"),
     *("listagg", "string_agg", "row_number", "ntile", "lag", "lead", "percentile_approx", "approx_percentile"),
+    *("approx_top_k", "histogram_numeric", "hll_sketch_agg", "theta_sketch_agg", "tuple_sketch_agg_double"),
+    *("tuple_sketch_agg_integer", "kll_sketch_agg_bigint", "kll_sketch_agg_double", "kll_sketch_agg_float"),
 }
 # Functions of an array to which the order of its elements is indifferent.
 _UNORDERED = frozenset(
@@ -59,8 +64,8 @@ def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collecti
     operations = set(_impure_in_message(*plan_of(returned, rows), columns))
     if refused := sorted(found.name for found in operations if found.is_certain):
         raise DeclarationInvalid(
-            f"The transform uses {', '.join(refused)}: what that gives depends on when it runs, or on how Spark shares rows "
-            "among tasks, so a batch that is tried again would be another batch. Take it out; or have the source's rows "
+            f"The transform uses {', '.join(refused)}: what that gives depends on when and for whom it runs, or how Spark shares "
+            "rows among tasks, so a batch that is tried again would be another batch. Take it out; or have the source's rows "
             "carry what is needed, such as a time of their own."
         )
     if operations:

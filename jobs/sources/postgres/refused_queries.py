@@ -1,9 +1,10 @@
-"""Refuses queries that aggregate or limit rows, and those whose rows come from functions whose tables Tidegate does not see.
+"""Refuses queries whose rows depend on others, on chance or the clock, or come from functions whose tables are not seen.
 
 A plan waits for transactions that write to the tables read, and finds these by the locks of its own transaction. Postgres
 locks the tables within a function only when it runs, unless it can write the function's query into that of the caller. So the
 query's plan is searched for functions that return rows. Immutable ones read no tables: this is what their owner has declared.
-A function that returns a single value is not looked for: many queries call such, and few of these read tables.
+A function that returns a single value is not looked for: many queries call such, and few of these read tables. Those of
+Postgres itself whose values are others at the next look, such as `random()` and `now()`, are refused wherever they stand.
 """
 
 import re
@@ -24,8 +25,16 @@ _READING = """
         AND p.proretset AND p.provolatile <> 'i' AND n.nspname <> 'pg_catalog'
     ORDER BY 1
 """
+# Which of these functions of Postgres itself give another value each time; those of the clock do so in each transaction.
+_VARYING = """
+    SELECT DISTINCT proname || '()' FROM pg_proc
+    WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = ANY(%s)
+        AND (provolatile = 'v' OR proname IN ('now', 'statement_timestamp', 'transaction_timestamp'))
+"""
+_CLOCK = re.compile(r"\b(?:CURRENT_(?:DATE|TIME|TIMESTAMP)|LOCALTIME|LOCALTIMESTAMP)\b")
 _NAME = r'("(?:[^"]|"")+"|[^\W\d][\w$]*)'
 _CALL = re.compile(rf"(?:{_NAME}\.)?{_NAME}\(")
+_QUOTED = re.compile(r'"(?:[^"]|"")+"')
 _TEXT = re.compile(r"E'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'", re.DOTALL)
 _ADVICE = "Write the function's query into that of the PostgresTable"
 
@@ -49,6 +58,11 @@ def check_functions(cursor: Any, query: TableQuery, origin: Origin) -> None:
             f"{query.name} has {across}: what it returns below a position changes as rows come, and is not read again. Read "
             "the rows themselves; the pipeline's states aggregate them, and max_rows bounds a batch."
         )
+    if varying := _varying(cursor, nodes):
+        raise SourceUnreadable(
+            f"{query.name} has {varying}: it gives other rows, or other values, each time it is read, so rows are passed over "
+            "and a batch that is tried again is another one. Choose rows by their own columns."
+        )
     # What returns rows: after FROM, or in the list after SELECT.
     returning = [node["Function Call"] for node in nodes if node["Node Type"] == "Function Scan"]
     returning += [text for node in nodes if node["Node Type"] == "ProjectSet" for text in node["Output"]]
@@ -62,6 +76,17 @@ def check_functions(cursor: Any, query: TableQuery, origin: Origin) -> None:
             f"{query.name} calls {' and '.join(reading)}, and Tidegate does not see which tables are read there, so it cannot "
             f"wait for transactions that still write rows. {_ADVICE}; or declare the function IMMUTABLE, if it reads none."
         )
+
+
+def _varying(cursor: Any, nodes: list[dict[str, Any]]) -> str | None:
+    """Return what makes a plan give other rows each time: a sample, a function of chance, or the clock."""
+    if any(node["Node Type"] == "Sample Scan" for node in nodes):
+        return "a TABLESAMPLE"
+    written = [each for node in nodes for value in node.values() for each in (value if isinstance(value, list) else [value])]
+    code = " ".join(_QUOTED.sub('""', _TEXT.sub("''", each)) for each in written if isinstance(each, str))
+    cursor.execute(_VARYING, [[name for schema, name in _CALL.findall(code) if schema in ("", "pg_catalog")]])
+    varying = {name for (name,) in cursor.fetchall()} | set(_CLOCK.findall(code))
+    return min(varying, default=None)
 
 
 def _across_rows(node: dict[str, Any]) -> str | None:

@@ -17,6 +17,7 @@ from tidegate.operator_actions import require_reason
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.base.project import account_name
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
+from tidegate.state_store.read_ledger.batch_phases import ENDED
 
 if TYPE_CHECKING:
     from tidegate.state_store import StateStore
@@ -68,7 +69,7 @@ def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> Non
     spec, why = find_pipeline(pipeline).spec, require_reason(reason, "the exporter cut the file off")
     with connected() as store:
         status = operator_actions.status_of(store, pipeline, txid)
-        if not yes and status.phase not in operator_actions.FINAL_PHASES:
+        if not yes and status.phase not in ENDED:
             operator_actions.check_failed(status, is_given_up=store.turn(pipeline, txid).given_up)
             raise UsageError(f"{operator_actions.what_skipping_does(status)} Add --yes to do it.")
         done, commit = operator_actions.skip(store, spec, txid, operator("skip"), why)

@@ -18,6 +18,7 @@ from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN, next_run
 from tidegate.jobs.registry import find_pipeline, named_rebuild
 from tidegate.state_store.base.errors import RetryableError, TidegateError, UsageError, class_of
 from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.read_ledger.batch_phases import ENDED
 from tidegate.status import run_progress
 from tidegate.status.run_progress import ranges
 from tidegate.status.status_report import waits_for
@@ -67,7 +68,7 @@ class Outcome:
     @property
     def left_over(self) -> list[int]:
         """Return the txids of the run that have neither committed nor been skipped."""
-        return [txid for txid in self.txids if self.phases.get(txid) not in ("committed", "skipped")]
+        return [txid for txid in self.txids if self.phases.get(txid) not in ENDED]
 
     def _in_phase(self, phase: str) -> list[int]:
         return [txid for txid in self.txids if self.phases.get(txid) == phase]
@@ -122,7 +123,7 @@ def backfill(pipeline: str, from_txid: int, to_txid: int, dry_run: bool, wait_se
         _report(Outcome(pipeline, "none", "success", already_committed=list(range(from_txid, to_txid + 1))), as_json)
         return
     outcome = through_airflow(pipeline, parameters, wait_seconds, as_json)
-    done = {*outcome.already_committed, *(t for t in outcome.txids if outcome.phases.get(t) in ("committed", "skipped"))}
+    done = {*outcome.already_committed, *(t for t in outcome.txids if outcome.phases.get(t) in ENDED)}
     if missing := [txid for txid in range(from_txid, to_txid + 1) if txid not in done]:
         raise RunUnfinished(
             f"The source of {pipeline} has no data yet for {ranges(missing)}, or one run could not take them all. Run it again."

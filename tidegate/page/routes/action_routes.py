@@ -20,6 +20,7 @@ from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, refere
 from tidegate.state_store.ledger import batches
 from tidegate.state_store.operate.redo_refusals import check_redoable
 from tidegate.state_store.read_ledger import batch_status, registered_pipelines
+from tidegate.state_store.read_ledger.batch_phases import ENDED
 from tidegate.state_store.read_ledger.batch_status import BatchStatus
 from tidegate.state_store.read_ledger.registered_pipelines import Progress
 from tidegate.status.run_progress import ranges
@@ -120,14 +121,14 @@ class _Prospects:
                 return "Nothing.", self._paused() or f"No batch of {self._name} is halted or was given up."
             return f"{will} {RUN_FOLLOWS}", self._paused()
         status = self._status()
-        if status.phase in operator_actions.FINAL_PHASES:
+        if status.phase in ENDED:
             return "Nothing.", f"{self._name} {status.txid} has {operator_actions.ended(status)}: nothing to retry."
         will = f"{self._name} {status.txid} may be tried again, from its saved metadata, as often as its policy says."
         return f"{will} {RUN_FOLLOWS}", self._paused()
 
     def _skip(self) -> tuple[str, str | None]:
         status = self._status()
-        if status.phase in operator_actions.FINAL_PHASES:
+        if status.phase in ENDED:
             return "Nothing.", f"{self._name} {status.txid} has {operator_actions.ended(status)}."
         operator_actions.check_failed(
             status, is_given_up=status.txid in batches.stopped(self._connection, self._name, MOST_NAMED)
