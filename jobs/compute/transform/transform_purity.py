@@ -64,8 +64,8 @@ def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collecti
     operations = set(_impure_in_message(*plan_of(returned, rows), columns))
     if refused := sorted(found.name for found in operations if found.is_certain):
         raise DeclarationInvalid(
-            f"The transform uses {', '.join(refused)}: what that gives depends on when and for whom it runs, or how Spark shares "
-            "rows among tasks, so a batch that is tried again would be another batch. Take it out; or have the source's rows "
+            f"The transform uses {', '.join(refused)}: what that gives depends on when and for whom it runs, or how Spark "
+            "shares rows among tasks, so a batch that is tried again would be another batch. Take it out; or have the source's rows "
             "carry what is needed, such as a time of their own."
         )
     if operations:
