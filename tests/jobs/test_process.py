@@ -152,7 +152,7 @@ IMPURE: dict[str, Any] = {
     "rand() in SQL": lambda rows: rows.selectExpr("*", "Rand( ) AS luck"),
     "current_timestamp()": lambda rows: rows.withColumn("at", F.current_timestamp()),
     "session_user()": lambda rows: rows.withColumn("by", F.session_user()),
-    "user() in SQL": lambda rows: rows.selectExpr("*", "User AS by"),
+    "user() in SQL": lambda rows: rows.selectExpr("*", "User( ) AS by"),
     "monotonically_increasing_id()": lambda rows: rows.withColumn("id", F.monotonically_increasing_id()),
     "limit()": lambda rows: rows.where("amount > 0").limit(1),
     "sample()": lambda rows: rows.sample(0.5, 1),

@@ -59,6 +59,14 @@ ACROSS_ROWS = (
     "SELECT id / 10 AS id, 'ten' AS name, count(*)::int AS amount FROM orders GROUP BY 1",
     "SELECT row_number() OVER (ORDER BY id) AS id, name, amount FROM orders",
 )
+# What gives other rows, or values, each time.
+VARYING = {
+    "SELECT * FROM orders TABLESAMPLE BERNOULLI (50)": "a TABLESAMPLE",
+    "SELECT * FROM orders WHERE random() < 0.5": r"random\(\)",
+    "SELECT * FROM orders WHERE id < extract(epoch FROM now())": r"now\(\)",
+    "SELECT id, name || CURRENT_DATE AS name, amount FROM orders": "CURRENT_DATE",
+    "SELECT id, name, amount FROM orders, (SELECT clock_timestamp() AS at OFFSET 0) AS c WHERE written < at": "clock",
+}
 # Times that are rounded to more than a day, shifted, or rounded in a way that cannot be known.
 TOO_FAR = (
     *("date_trunc('week', written)", "date_trunc('Year', written, 'UTC')", "date_trunc(name, written)", "hourly(written)"),
@@ -99,6 +107,7 @@ UNSAFE: list[tuple[PostgresTable, str, type[Exception], str]] = [
     (replace(DRAWN, table="goods"), f"{VOLATILE}; {OVER_FUNCTION}", SourceUnreadable, r"calls recent\(\)"),
     (by_query(DRAWN, CALLED), QUOTED, SourceUnreadable, r'calls "Late"\."Re\(c\)"\(integer\)'),
     *((by_query(DRAWN, query), "", SourceUnreadable, "changes as rows come, and is not read again") for query in ACROSS_ROWS),
+    *((by_query(DRAWN, query), "", SourceUnreadable, f"has {why}.* it gives other") for query, why in VARYING.items()),
     *((by_query(DATED, DATED_BY.format(time)), HOURLY, SourceUnreadable, "time written is computed") for time in TOO_FAR),
     (DATED, "ALTER TABLE orders ALTER written SET DEFAULT date_trunc('month', now())", SourceUnreadable, r"by date_trunc\('m"),
 ]
@@ -199,6 +208,7 @@ READ_ON: list[tuple[PostgresTable, str, str]] = [
     (DATED, PARTED, NEW_YEAR),
     (ORDERS, SERIAL, "ALTER TABLE orders ALTER id TYPE bigint"),
     (DATED, "", REWRITTEN),
+    (by_query(DRAWN, "SELECT id, name, amount FROM orders WHERE name <> 'now()' AND lower(name) <> 'CURRENT_DATE'"), "", ""),
     (GOODS, ALL_IN_VIEW, f"DROP VIEW goods; {ALL_IN_VIEW.replace('FROM', ' FROM ')}"),
     (ORDERS, "", "CREATE TABLE all_of_it (LIKE orders); ALTER TABLE orders INHERIT all_of_it"),
     (ORDERS, "", "DELETE FROM orders WHERE id < 15; UPDATE orders SET name = 'exported'"),

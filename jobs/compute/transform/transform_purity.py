@@ -22,10 +22,9 @@ _FUNCTIONS = frozenset(
         *("current_user", "session_user", "user"),
     }
 )
-# SQL calls some of these without brackets, unless a column has the name; _CLOCK reads the clock only without an argument.
-_BARE = frozenset(
-    {"current_timestamp", "current_date", "current_time", "localtimestamp", "current_user", "session_user", "user"}
-)
+# SQL calls some of these without brackets, unless a column has the name; many are named `user`. _CLOCK reads the clock only
+# without an argument.
+_BARE = frozenset({"current_timestamp", "current_date", "current_time", "localtimestamp", "current_user", "session_user"})
 _CLOCK = "unix_timestamp"
 # Functions whose values depend on the order of rows wherever no order, or an order with equal rows, is given.
 _COLLECTING = frozenset({"collect_list", "collect_set", "array_agg"})
@@ -65,8 +64,8 @@ def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collecti
     if refused := sorted(found.name for found in operations if found.is_certain):
         raise DeclarationInvalid(
             f"The transform uses {', '.join(refused)}: what that gives depends on when and for whom it runs, or how Spark "
-            "shares rows among tasks, so a batch that is tried again would be another batch. Take it out; or have the source's rows "
-            "carry what is needed, such as a time of their own."
+            "shares rows among tasks, so a batch that is tried again would be another batch. Take it out; or have the source's "
+            "rows carry what is needed, such as a time of their own."
         )
     if operations:
         logger.warning(
