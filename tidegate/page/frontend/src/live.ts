@@ -1,6 +1,6 @@
 /** What views follow: answers of the server, how the connection is, and one clock. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { connection, EVERY_MS, followers, Resource, resume, serverNow, UNHEARD, type Heard } from "./resource";
+import { connection, EVERY_MS, followers, Resource, resume, serverNow, UNHEARD, type Heard } from "./polling";
 
 /** `isOther`: the data answers an earlier filter or page, until the answer to the new one is here. */
 export type Live<T> = Heard<T> & { isOther: boolean };

@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { act, path, refusalOf, runAddress, startRun, type Refused } from "../api";
 import { label, MEANINGS, txidList, type Request } from "../actions";
 import { useLive } from "../live";
-import { refreshAll } from "../resource";
+import { refreshAll } from "../polling";
 import type { Outcome as Done, Prospect } from "../server_types";
 import type { Verb } from "../types";
 import { Failure } from "./answer";

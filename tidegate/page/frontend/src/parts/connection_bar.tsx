@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { announce } from "../announce";
 import { duration } from "../format";
 import { useClock, useConnection } from "../live";
-import { pause, refreshAll } from "../resource";
+import { pause, refreshAll } from "../polling";
 import { ErrorCode, Outward } from "./basics";
 
 const UNSAID_MS = 3000; // what is over by then, such as the look at a page that was hidden, is not said

@@ -1,7 +1,7 @@
 /** The dialog in which an operator mends one record of quarantine. */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { act, get, path, Refused, refusalOf } from "../api";
-import { refreshAll } from "../resource";
+import { refreshAll } from "../polling";
 import type { QuarantinedRecord } from "../server_types";
 import { Failure } from "./answer";
 import { Modal } from "./modal";

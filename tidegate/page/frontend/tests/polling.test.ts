@@ -1,7 +1,7 @@
 /** Answers that are followed: what is old is never shown as new. Only the network and the clock are made up. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { connection, pause, paused, refreshAll, Resource, resume, serverNow, type Heard } from "../src/resource";
+import { connection, pause, paused, refreshAll, Resource, resume, serverNow, type Heard } from "../src/polling";
 
 type Answer = { status: number; body?: unknown; etag?: string; cut?: boolean };
 type Asked = {

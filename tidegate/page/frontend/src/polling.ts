@@ -1,4 +1,4 @@
-/** One answer of the server, kept up to date: what was heard and when, and what has gone wrong since. */
+/** Polling: one answer of the server, kept up to date: what was heard and when, and what has gone wrong since. */
 import { get, refusalOf, type Refused } from "./api";
 
 export const EVERY_MS = 2000;
