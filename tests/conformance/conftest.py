@@ -18,22 +18,16 @@ import sqlalchemy as sa
 
 from tests import store as ledger
 from tests.batches import Row, Stream, end_of, plan_again, stage
+from tests.integration.conftest import as_role, waiting
 from tests.statements import execute
 from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.aggregates import Aggregate
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import AttemptNotSealed, Unprocessed
 
-EXACTLY_ONCE: list[tuple[ledger.SourceKind, ledger.StateKind]] = [
-    ("transactional", "transactional"),
-    ("transactional", "opaque"),
-    ("opaque", "opaque"),
-]
-
+__all__ = ["as_role", "waiting"]  # fixtures
 # A record: its key and its amount, either of which may be missing. A negative amount makes it a bad record.
 Record = tuple[str | None, int | None]
-
-
 AGGREGATES: dict[str, Aggregate] = {
     "records": Count(),
     "known": Count("amount"),
@@ -48,13 +42,11 @@ AGGREGATES: dict[str, Aggregate] = {
 }
 
 
-def declare(source: ledger.SourceKind, state: ledger.StateKind, **changes: Any) -> Pipeline:
-    """Declare a pipeline with a keyed state, whose key may be NULL, a global one, both of this kind, and one of all records."""
-    states = {
-        "per_key": State(key={"key": "text"}, aggregates=AGGREGATES, null_keys=True, kind=state),
-        "overall": State(aggregates=AGGREGATES, kind=state),
-        "log": Rows({"key": "text", "amount": "bigint"}),
-    }
+def declare(source: ledger.SourceKind, state: ledger.StateKind | None = None, **changes: Any) -> Pipeline:
+    """Declare a pipeline with a keyed state, whose key may be NULL, a global one, and one of all records."""
+    keyed = State(key={"key": "text"}, aggregates=AGGREGATES, null_keys=True, kind=state or source)
+    overall = State(aggregates=AGGREGATES, kind=keyed.kind)
+    states = {"per_key": keyed, "overall": overall, "log": Rows({"key": "text", "amount": "bigint"})}
     return Pipeline(**{"name": "flow", "source": Stream(source), "states": states, "guarantee": "at_least_once"} | changes)
 
 
@@ -62,10 +54,10 @@ def fold(records: Iterable[Record]) -> dict[str | None, Row]:
     return {key: fold_all(found) for key, found in _per_key(records).items()}
 
 
-def fold_all(records: Iterable[Record]) -> Row:
-    kept = _kept(list(records))
-    total, count = kept["mean_sum"], kept["mean_count"]
-    kept["mean"] = (Decimal(total) / count).quantize(Decimal("0.001"), ROUND_HALF_UP) if count else None
+def fold_all(records: list[Record]) -> Row:
+    kept = _kept(records)
+    count = kept["mean_count"]
+    kept["mean"] = (Decimal(kept["mean_sum"]) / count).quantize(Decimal("0.001"), ROUND_HALF_UP) if count else None
     return tuple(kept[name] for name in AGGREGATES)
 
 
@@ -102,7 +94,6 @@ def partial(records: list[Record]) -> Row:
 
 
 def is_bad(record: Record) -> bool:
-    """Return whether a record belongs into quarantine."""
     return record[1] is not None and record[1] < 0
 
 
@@ -128,7 +119,6 @@ class Flow:
         return self.store.open_batches(self.spec, run_id, [], after, metadata)
 
     def next(self) -> int:
-        """Plan one batch more, for a run of its own."""
         last = self.store.last_opened(self.spec.name)
         (txid,) = self.plan(1, run_id=f"run {last.txid if last else 0}") or []
         return txid
@@ -150,16 +140,13 @@ class Flow:
     def stage(
         self, attempt: ledger.Attempt, staged: str | ledger.Staged, rows: Iterable[Row], *, partition: int = 0
     ) -> ledger.StagedPartition:
-        """Copy rows into staging as a Spark task would."""
-        spec = self.spec.state(staged) if isinstance(staged, str) else staged
-        assert spec is not None
+        spec: Any = self.spec.state(staged) if isinstance(staged, str) else staged
         return stage(self.settings, attempt, spec, rows, partition)
 
     def seal(self, attempt: ledger.Attempt, *staged: ledger.StagedPartition, tracked: ledger.Tracked | None = None) -> None:
         self.store.seal(attempt, staged, tracked or ledger.Tracked(0))
 
     def put(self, txid: int, /, *, mode: ledger.Mode = "resume", **rows: Iterable[Row]) -> ledger.Attempt:
-        """Seal an attempt with these rows, by state."""
         attempt = self.start(txid, mode=mode)
         self.seal(attempt, *(self.stage(attempt, state, own) for state, own in rows.items()))
         return attempt
@@ -175,7 +162,6 @@ class Flow:
         return txid
 
     def finish(self, attempt: ledger.Attempt) -> ledger.Attempt:
-        """Stage and seal the records of an attempt."""
         records = self.read(attempt)
         bad = [record for record in records if is_bad(record)] if self.spec.quarantines else []
         good = [record for record in records if record not in bad]
@@ -200,7 +186,6 @@ class Flow:
         return [(key, -int(amount)) for key, amount in (payload.split(":") for (payload,) in payloads)]
 
     def process(self, txid: int, size: int | None = None, **how: Any) -> ledger.Attempt | ledger.Commit | ledger.NotStarted:
-        """Take the fence, stage and seal, unless the batch needs no attempt."""
         attempt = self.take(txid, size, **how)
         return self.finish(attempt) if isinstance(attempt, ledger.Attempt) else attempt
 
@@ -230,25 +215,16 @@ class Flow:
         return self.owner.redo_batch(self.spec, txid, ledger.Redo("an operator", "it was wrong"))
 
     def rows(self, state: str = "per_key") -> list[dict[str, Any]]:
-        spec = self.spec.state(state)
-        assert spec is not None
-        return list(self.store.state_rows(spec))
+        return list(self.store.state_rows(self.spec.state(state)))
 
     def state(self, state: str = "per_key") -> dict[str | None, tuple[Any, ...]]:
         return {row.get("key"): tuple(row[name] for name in AGGREGATES) for row in self.rows(state)}
 
     def ranges(self) -> list[tuple[int, int, bool]]:
         """Return start, end and whether it counts for each committed batch, except those of quarantined records."""
-        of = [(status, self.metadata(status.txid)) for status in self._statuses() if status.committed_at is not None]
-        return [
-            (read["start"], read["end"], batch.phase == "committed") for batch, read in of if ledger.QUARANTINED not in read
-        ]
-
-    def phases(self) -> list[str]:
-        return [status.phase for status in self._statuses()]
-
-    def _statuses(self) -> list[ledger.BatchStatus]:
-        return list(self.store.batch_statuses(self.spec.name, limit=10_000))
+        statuses = [status for status in self.store.batch_statuses(self.spec.name, limit=10_000) if status.committed_at]
+        of = [(self.metadata(status.txid), status.phase == "committed") for status in statuses]
+        return [(read["start"], read["end"], counts) for read, counts in of if ledger.QUARANTINED not in read]
 
     def metadata(self, txid: int) -> ledger.SourceMetadata:
         return self.store.source_metadata(self.spec.name, txid)
@@ -277,6 +253,7 @@ class Flow:
 
 
 Flows = Callable[..., Any]
+Begin = Callable[..., Flow]
 
 
 @pytest.fixture
@@ -284,18 +261,18 @@ def flows(settings: Settings, register: Callable[..., None]) -> Iterator[Flows]:
     """A function that registers a pipeline, returns its flow, of this class, and plans some batches."""
     with ExitStack() as opened:
 
-        def begin(pipeline: Pipeline, kind: Callable[..., Flow] = Flow, *more: Any, batches: int = 0) -> Flow:
+        def begin(pipeline: Pipeline, kind: Callable[..., Flow] = Flow, *more: Any, sizes: Sequence[int] = ()) -> Flow:
             register(pipeline)
             flow = kind(settings, pipeline.spec, *more)
             opened.callback(flow.close)
-            if batches:
-                flow.plan(*[1] * batches)
+            if sizes:
+                flow.plan(*sizes)
             return flow
 
         yield begin
 
 
 @pytest.fixture
-def flow(flows: Flows) -> Callable[..., Flow]:
-    """A function that registers a pipeline of these kinds over these records and returns its flow."""
-    return lambda source, state, records=(), **changes: flows(declare(source, state, **changes), Flow, records)
+def flow(flows: Flows) -> Begin:
+    """A function that registers a pipeline of a kind over these records, and returns its flow with batches of these sizes."""
+    return lambda kind, records=(), *sizes, **changes: flows(declare(kind, **changes), Flow, records, sizes=sizes)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -10,15 +11,12 @@ from unittest.mock import patch
 import pytest
 
 from tests.conformance.conftest import Flow, Stream
-from tests.integration.conftest import as_role, contents, until, waiting
-from tests.statements import execute
+from tests.integration.conftest import contents, until
 from tests.store import PipelineSpec, project, range_partitions
 from tidegate import migrations
 from tidegate.jobs import History, Newest, Pipeline, Ranges, Rows
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import DeclarationChanged, Unprocessed
-
-__all__ = ["as_role", "waiting"]  # fixtures
 
 GONE = {"cents": "bigint"}
 BASE = {**GONE, "note": "text"}
@@ -29,10 +27,6 @@ SELECT attrelid::regclass, attname, format_type(atttypid, atttypmod), attnotnull
 FROM pg_attribute JOIN pg_class c ON c.oid = attrelid WHERE relnamespace = 'state'::regnamespace ORDER BY attrelid, attnum
 """
 OLD, LATER = ("b", 1, 4, "z", "Bern"), ("c", 9, 5, "z", "Bern")
-
-
-def shape(settings: Settings) -> list[tuple]:
-    return execute(settings.conninfo(user="postgres"), SHAPE)
 
 
 def declare(columns: dict[str, str], *, version: int = 1) -> Pipeline:
@@ -67,11 +61,10 @@ def shop(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.setenv(project.HOME_VARIABLE, str(settings.home))
     migrate(settings, spec := declare(BASE).spec)
     monkeypatch.setattr(range_partitions, "TXIDS", 1)
-    flow = Shop(settings, spec)
-    flow.commit(flow.prepare(("a", 1, 1, "x"), ("b", 2, 2, None)))
-    flow.commit(flow.prepare(("a", 5, 3, "y")))
-    yield flow
-    flow.close()
+    with closing(Shop(settings, spec)) as flow:
+        flow.commit(flow.prepare(("a", 1, 1, "x"), ("b", 2, 2, None)))
+        flow.commit(flow.prepare(("a", 5, 3, "y")))
+        yield flow
 
 
 def migrate(settings: Settings, spec: PipelineSpec) -> None:
@@ -104,9 +97,7 @@ def test_a_column_comes_without_a_value_in_rows_from_before(shop: Shop, settings
 
 
 @pytest.mark.promise("decision:0051")
-def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(
-    shop: Shop, settings: Settings, waiting: Callable[[], int]
-) -> None:
+def test_old_code_commits_nothing_during_the_migration(shop: Shop, settings: Settings, waiting: Callable[[], int]) -> None:
     sealed, spec = shop.prepare(OLD), declare(COME, version=2).spec
     migrations.new_revision(settings, [spec], "columns")
     register, commits = migrations.registration.register, list[Future]()
@@ -127,19 +118,21 @@ def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(
 
 
 def test_no_migration_leaves_a_registered_pipeline_without_its_column(shop: Shop, settings: Settings) -> None:
-    gone = declare(GONE, version=2).spec
+    def found() -> Any:
+        return contents(settings), shop.by_hand(SHAPE)
+
+    gone, before = declare(GONE, version=2).spec, found()
     migrations.new_revision(settings, [gone], "columns")
-    before = contents(settings), shape(settings)
     again = declare({**GONE, "city": "text"}, version=2).spec
     for spec in (gone, again):
         written = migrations.new_revision(settings, [spec], "another")
         assert (written is None) == (spec is gone)
-        assert (contents(settings), shape(settings)) == before
+        assert found() == before
     written.unlink()
-    unconfirmed = [replace(gone, version=1)]
-    with pytest.raises(DeclarationChanged, match=r"loses note.*raise the pipeline's version above 1"):
+    unconfirmed, refusal = [replace(gone, version=1)], r"loses note.*raise the pipeline's version above 1"
+    with pytest.raises(DeclarationChanged, match=refusal):
         migrations.upgrade(settings, unconfirmed)
     (why,) = migrations.upgrade_all_but_broken(settings, unconfirmed).values()
-    assert re.search(r"loses note.*raise the pipeline's version above 1", why)
-    assert (contents(settings), shape(settings)) == before
+    assert re.search(refusal, why)
+    assert found() == before
     assert migrations.upgrade_all_but_broken(settings, [gone]) == {}

@@ -7,14 +7,13 @@ from typing import get_args
 import pytest
 import sqlalchemy as sa
 
-from tests.conformance.conftest import EXACTLY_ONCE, Flow, Record, declare
+from tests.conformance.conftest import Begin, Record, declare
 from tests.integration.conftest import refused
 from tests.store import Attempt, NotStarted, SourceKind, StateKind, tables
 from tidegate.jobs import Pipeline
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import DeclarationChanged, MetadataCorrupt, Unprocessed
 
-Begin = Callable[..., Flow]
 RECORDS: list[Record] = [(key, number) for number, key in enumerate("abcabdabeabfabgabh")]
 REMEDIES = {
     "transactional": "Declare state per_key transactional or opaque, or say",
@@ -24,27 +23,24 @@ REMEDIES = {
 
 
 def test_only_pairs_that_give_exactly_once_are_accepted_unless_at_least_once_is_declared() -> None:
+    right = [("transactional", "transactional"), ("transactional", "opaque"), ("opaque", "opaque")]
     for source, state in product(get_args(SourceKind), get_args(StateKind)):
-        if (source, state) in EXACTLY_ONCE:
+        if (source, state) in right:
             assert declare(source, state, guarantee="exactly_once").is_exactly_once
             continue
         with pytest.raises(ValueError, match=f"an? {source} source and the {state} state per_key do not .* {REMEDIES[source]}"):
             declare(source, state, guarantee="exactly_once")
-        assert not declare(source, state, guarantee="at_least_once").is_exactly_once
-    right, wrong = declare("opaque", "opaque"), declare("opaque", "transactional")
-    states = {"per_key": right.states["per_key"], "overall": wrong.states["overall"]}
+        assert not declare(source, state).is_exactly_once
+    states = {"per_key": declare("opaque").states["per_key"], "overall": declare("transactional").states["overall"]}
     with pytest.raises(ValueError, match="an opaque source and the transactional state overall do not give exactly-once"):
-        Pipeline("flow", right.source, states)
+        Pipeline("flow", declare("opaque").source, states)
 
 
-def test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_again(
-    flow: Begin, register: Callable[..., None]
-) -> None:
+def test_no_source_gets_transactional_while_a_batch_waits_for_a_new_plan(flow: Begin, register: Callable[..., None]) -> None:
     """Before the first commit kinds may change; but no run would plan that batch again, and the pipeline would be blocked."""
-    f = flow("opaque", "opaque", RECORDS)
-    f.plan(3, 4)
+    f = flow("opaque", RECORDS, 3, 4)
     register(declare("transactional", "opaque"))
-    register(declare("opaque", "opaque"))
+    register(declare("opaque"))
     f.fail(1)
     f.fail(1, 5)
     with pytest.raises(DeclarationChanged, match="flow 2 has to be planned again"):
@@ -56,11 +52,8 @@ def test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_
 
 @pytest.mark.promise("I6", "I12", "fault:source-changed:processing")
 def test_the_first_attempt_reads_the_plan_and_the_next_plans_again(flow: Begin) -> None:
-    f = flow("opaque", "opaque", RECORDS)
-    f.plan(3)
-    assert f.start(1, 1).source_metadata == {"start": 0, "end": 3}
-    assert f.start(1, 2).source_metadata == {"start": 0, "end": 2}
-    assert f.start(1, 5).source_metadata == {"start": 0, "end": 5}
+    f = flow("opaque", RECORDS, 3)
+    assert [f.start(1, size).source_metadata["end"] for size in (1, 2, 5)] == [3, 2, 5]
     f.process(1, 4)
     f.commit(1)
     assert f.metadata(1) == {"start": 0, "end": 4}
@@ -72,8 +65,7 @@ def test_the_first_attempt_reads_the_plan_and_the_next_plans_again(flow: Begin) 
 
 @pytest.mark.promise("I12", "decision:0009")
 def test_later_batches_follow_a_batch_that_is_planned_again(flow: Begin) -> None:
-    f = flow("opaque", "opaque", RECORDS)
-    f.plan(3, 3, 3, 3)
+    f = flow("opaque", RECORDS, 3, 3, 3, 3)
     f.fail(1)
     f.process(2)  # sealed
     f.start(3)  # processing; 4 is planned
@@ -89,8 +81,7 @@ def test_later_batches_follow_a_batch_that_is_planned_again(flow: Begin) -> None
 
 
 def test_a_sealed_batch_is_processed_again_as_soon_as_its_predecessor_is_planned_again(flow: Begin) -> None:
-    f = flow("opaque", "opaque", RECORDS)
-    f.plan(3, 3)
+    f = flow("opaque", RECORDS, 3, 3)
     f.process(1)
     f.process(2)
     assert f.process(2) is NotStarted.SEALED
@@ -104,8 +95,7 @@ def test_a_sealed_batch_is_processed_again_as_soon_as_its_predecessor_is_planned
 
 
 def test_a_skip_leaves_no_record_between_it_and_the_previous_batch(flow: Begin) -> None:
-    f = flow("opaque", "opaque", RECORDS)
-    f.plan(5, 5)
+    f = flow("opaque", RECORDS, 5, 5)
     f.fail(2)
     f.fail(1)
     f.process(1, 3)
@@ -121,8 +111,7 @@ def test_a_skip_leaves_no_record_between_it_and_the_previous_batch(flow: Begin) 
 
 @pytest.mark.promise("fault:metadata-is-damaged:commit")
 def test_a_transactional_chain_that_is_broken_is_corrupt(flow: Begin, settings: Settings) -> None:
-    f = flow("transactional", "transactional", RECORDS)
-    f.plan(2, 2)
+    f = flow("transactional", RECORDS, 2, 2)
     f.complete(1)
     f.process(2)
     f.by_hand(sa.update(tables.attempt).where(tables.attempt.c.txid == 2).values(previous_digest=b"x" * 32))

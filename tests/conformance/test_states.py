@@ -12,39 +12,32 @@ import pytest
 import sqlalchemy as sa
 
 from tests import store as ledger
-from tests.conformance.conftest import Flow, Flows, Record, Stream
-from tests.integration.conftest import as_role, refused, until, waiting
+from tests.conformance.conftest import Begin, Flow, Flows, Record, Stream
+from tests.integration.conftest import refused, until
 from tidegate import migrations
 from tidegate.jobs import CollectSet, Count, History, Newest, Pipeline, Query, Rows, State, StateQuery
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import AccessRefused, GuardMismatch, Overflow, RangeRefused, StoreUnavailable, Unprocessed
 
-__all__ = ["as_role", "waiting"]  # fixtures
 
-Begin = Callable[..., Flow]
-AsOwner = Callable[[sa.Executable], sa.CursorResult]
-
-
-def test_a_redo_leaves_nothing_that_a_policy_hides(flows: Flows, as_owner: AsOwner) -> None:
-    states = {"counts": State(key={"word": "text"}, aggregates={"count": Count()}, kind="opaque")}
-    flow = flows(Pipeline("words", Stream("opaque"), states))
-    as_owner(sa.text("ALTER TABLE state.counts ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"))
-    as_owner(sa.text("CREATE POLICY of_commits ON state.counts TO tidegate USING (true)"))
+def test_a_redo_leaves_nothing_that_a_policy_hides(flows: Flows) -> None:
+    flow = flows(Pipeline("words", Stream("opaque"), {"counts": replace(COUNTS, kind="opaque")}))
+    flow.by_hand(
+        "ALTER TABLE state.counts ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+        "CREATE POLICY of_commits ON state.counts TO tidegate USING (true)",
+    )
     flow.merge(counts=[("a", 1)])
     with pytest.raises(AccessRefused, match="row-level security policy"):
         flow.merge(1, redo=True, counts=[])
     assert [row["count"] for row in flow.rows("counts")] == [1]
-    as_owner(sa.text("ALTER TABLE state.counts NO FORCE ROW LEVEL SECURITY"))
+    flow.by_hand("ALTER TABLE state.counts NO FORCE ROW LEVEL SECURITY")
     flow.merge(1, redo=True, counts=[])
     assert flow.rows("counts") == []
 
 
-# readers, and tables that are made again
-
+COUNTS = State(key={"word": "text"}, aggregates={"count": Count()})
 LATEST = StateQuery("words.counts", as_of="latest", allow_not_repeatable=True)
-ALL = Query(
-    "all", lambda states: sa.select(states["words.counts"].c.word).order_by("word"), reads=["words.counts", "words.versions"]
-)
+ALL = Query("all", lambda of: sa.select(of["words.counts"].c.word).order_by("word"), reads=["words.counts", "words.versions"])
 
 
 def _words(settings: Settings, flow: Flow) -> dict[str, Callable[[], list[str]]]:
@@ -88,18 +81,13 @@ def _asked(settings: Settings, state: ledger.QueriedState) -> list[str]:
 def test_a_reader_that_waits_for_a_table_to_be_made_again_finds_its_rows(
     settings: Settings, flows: Flows, waiting: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states = {
-        "counts": State(key={"word": "text"}, aggregates={"count": Count()}),
-        "versions": History({"word": "text"}, {"count": "bigint"}, {"at": "bigint"}),
-    }
-    words = flows(
-        Pipeline("words", Stream("transactional"), states, transform=lambda rows: rows, queries=[StateQuery("words.counts")])
-    )
+    states = {"counts": COUNTS, "versions": History({"word": "text"}, {"count": "bigint"}, {"at": "bigint"})}
+    queries = [StateQuery("words.counts")]
+    words = flows(Pipeline("words", Stream("transactional"), states, transform=lambda rows: rows, queries=queries))
     words.merge(counts=[("a", 1), ("b", 1)], versions=[("a", 0, 1), ("b", 0, 1)])
     reads = _words(settings, words)
     expected = {how: ["a", "b"] for how in reads}
     assert {how: read() for how, read in reads.items()} == expected
-
     with ThreadPoolExecutor(len(reads)) as threads:
         with migrations.connected(settings) as connection:
             for state in words.spec.states:
@@ -111,10 +99,8 @@ def test_a_reader_that_waits_for_a_table_to_be_made_again_finds_its_rows(
     monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.2)
     with words.store.queried_states(replace(words.spec, queries=(LATEST.read,))) as queried:
         assert _asked(settings, queried["words.counts"]) == ["a", "b"]
-        with (
-            pytest.raises(StoreUnavailable, match="migrating: a lock timeout"),
-            migrations.connected(settings) as connection,
-        ):
+        locked = pytest.raises(StoreUnavailable, match="migrating: a lock timeout")
+        with locked, migrations.connected(settings) as connection:
             ledger.table_swap.make_again(connection, "words", words.spec.states[0])
         assert _asked(settings, queried["words.counts"]) == ["a", "b"]
 
@@ -123,8 +109,7 @@ def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin) -> None
     """And those of two; what is greatest, or known at all, comes with the first or with the second one."""
     first: list[Record] = [("a", 5), ("a", None), (None, 7), ("a", 1), ("", 2), (None, None), ("b", None), ("c", 4)]
     second: list[Record] = [("a", 1), ("b", 6), ("c", None), (None, 2), ("", None)]
-    f = flow("transactional", "transactional", [*first, *second])
-    f.plan(len(first), len(second))
+    f = flow("transactional", [*first, *second], len(first), len(second))
     f.complete(1, 2)
     f.check()
     assert f.state()["a"] == (4, 3, 7, 1, 5, Decimal("2.333"), 5, 5, [1, 5], [0, 2, 1])
@@ -133,8 +118,7 @@ def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin) -> None
 
 
 def test_an_opaque_row_keeps_its_values_from_before_its_txid(flow: Begin) -> None:
-    f = flow("opaque", "opaque", [("a", 5), ("b", 7), ("a", 1), ("c", None), ("c", 4), ("b", 8)])
-    f.plan(2, 2, 2)
+    f = flow("opaque", [("a", 5), ("b", 7), ("a", 1), ("c", None), ("c", 4), ("b", 8)], 2, 2, 2)
     f.complete(1, 2, 3)
     f.check()
     names = ("total", "least", "txid", "previous_total", "previous_least", "previous_txid")
@@ -154,13 +138,11 @@ REDONE: list[tuple[list[Record], int, int]] = [
 @pytest.mark.promise("I13", "decision:0010")
 @pytest.mark.parametrize(("records", "size", "redone"), REDONE, ids=["more records", "fewer, without a minimum"])
 def test_a_redo_has_the_effect_of_the_new_attempt_alone(flow: Begin, records: list[Record], size: int, redone: int) -> None:
-    f = flow("opaque", "opaque", records)
-    f.plan(1, size, 1)
+    f = flow("opaque", records, 1, size, 1)
     f.complete(1, 2)
     first = [{**row, "previous_txid": 0} for row in f.rows() + f.rows("overall")]
     f.redo(2, redone)
     f.check()
-    assert f.phases() == ["committed", "committed", "planned"]
     f.redo(2, size)
     f.check()
     assert not size or [{**row, "previous_txid": 0} for row in f.rows() + f.rows("overall")] == first
@@ -171,17 +153,14 @@ def test_a_redo_has_the_effect_of_the_new_attempt_alone(flow: Begin, records: li
 
 
 def test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone(flow: Begin, settings: Settings) -> None:
-    f = flow("opaque", "opaque", [("a", 1), ("a", 2), ("a", 3), ("b", 4)])
-    f.plan(1, 2, 1)
-    for txid in (1, 2, 3):
-        f.process(txid)
+    f = flow("opaque", [("a", 1), ("a", 2), ("a", 3), ("b", 4)], 1, 2, 1)
+    f.complete(1, 2)
+    f.process(3)
 
     def redo_is_refused(error: type[Exception], message: str, txid: int = 2) -> None:
         with refused(settings, error, match=message):
             f.owner.redo_batch(f.spec, txid, ledger.Redo("an operator", "x"))
 
-    f.commit(1)
-    f.commit(2)
     for txid in (1, 3):  # later batches build on the one; the other has not committed
         redo_is_refused(RangeRefused, "only that one can be redone", txid)
         with pytest.raises(RangeRefused, match="2 is the last committed txid, and only that one can be redone"):
@@ -194,11 +173,10 @@ def test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone(flow: Be
     assert f.commit(2).attempt == 1
     done = f.redo(2, 1)
     assert (done.attempt, done.key_count, done.already_committed) == (3, 3, False)
-    history = f.store.batch_history("flow", 2)
-    assert (history.commit["attempt"], history.commit["owner"]) == (3, "an operator")
-    with f.owner.engine.connect() as connection:
-        (action,) = connection.execute(sa.select(ledger.tables.operator_action)).mappings()
-    assert (action["txid"], action["action"], action["reason"]) == (2, "redo", "it was wrong")
+    committed = f.store.batch_history("flow", 2).commit
+    assert (committed["attempt"], committed["owner"]) == (3, "an operator")
+    actions = f.by_hand("SELECT txid, action, reason FROM tidegate.operator_action")
+    assert actions == [(2, "redo", "it was wrong")]
     f.settle(3, 2)
     assert f.metadata(3) == {"start": 2, "end": 4}
     f.check()
@@ -206,20 +184,16 @@ def test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone(flow: Be
 
 def test_a_state_without_previous_values_is_not_redone(flow: Begin, settings: Settings) -> None:
     """It is refused before an attempt starts, and again when it would count."""
-    f = flow("transactional", "transactional", [("a", 1)])
-    f.plan(1)
+    f = flow("transactional", [("a", 1)], 1)
     f.complete(1)
     for redo in (lambda: f.start(1, mode="redo"), lambda: f.owner.redo_batch(f.spec, 1, ledger.Redo("an operator", "x"))):
         with refused(settings, RangeRefused, "state per_key is not opaque, so it does not know what it was before"):
             redo()
 
 
-# values, keys and rows that one kind of state alone has
-
-
 def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_commit(flows: Flows) -> None:
     states = {"few": State(key={"name": "text"}, aggregates={"values": CollectSet("n", "bigint", most=3)})}
-    f = flows(Pipeline("sets", Stream("transactional"), states), batches=3)
+    f = flows(Pipeline("sets", Stream("transactional"), states), sizes=[1, 1, 1])
     for txid, values in enumerate(("{1,2}", "{2,3}", "{3,4}"), start=1):
         f.put(txid, few=[("a", values)])
     with pytest.raises(Overflow, match="a key would have 4 values"):  # together they are refused
@@ -252,8 +226,7 @@ def test_null_in_a_key_is_a_key_as_any_other(flows: Flows) -> None:
             ends = [*(at for at, *_ in shown[1:]), None]
             expected |= {(*key, at, label, end) for (at, gone, label), end in zip(shown, ends, strict=True) if not gone}
         found = [tuple(row[name] for name in (*names, "at", "label", "valid_to")) for row in f.rows(state)]
-        assert len(found) == len(expected)
-        assert set(found) == expected
+        assert (len(found), set(found)) == (len(expected), expected)
     stored = ledger.state_table_of(f.spec.states[0])
     txids = set(f.by_hand(sa.select(*(stored.c[name] for name in (*names, "at", "txid")))))
     for row in f.rows("places"):
@@ -287,28 +260,24 @@ VERSION: dict[str, Any] = {"columns": {"label": "text", "number": "bigint"}, "or
 
 
 @pytest.mark.promise("performance:first-column-of-order-is-compared-before")
-def test_newest_rows_are_the_same_whether_each_column_is_compared_or_all_at_once(
-    flows: Flows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newest_rows_are_the_same_compared_by_columns_or_as_a_whole(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three batches one by one, then three together, whose changes are not recorded."""
     draw, choices = random.Random(1), ([None, 1, 2], [None, True, False], [None, "", "x"], [None, 0, 7])
-    batches = [
-        [[key, *(draw.choice(choice) for choice in choices)] for key in draw.sample(["a", "b", "c", "d", "e", None], 4)]
-        for _ in range(6)
-    ]
+    batches = [[[key, *map(draw.choice, choices)] for key in draw.sample([*"abcde", None], 4)] for _ in range(6)]
     found = []
     for name, many, record in (("narrow", 30, 1_000), ("wide", 0, 1_000), ("wider", 0, 3)):
         monkeypatch.setattr(ledger.merge_into_states, "MANY_COLUMNS", many)
         monkeypatch.setattr(ledger.merge_expressions, "MOST_IN_RECORD", record)
         newest = Newest({"key": "text"}, **VERSION, null_keys=True)
-        opaque = Newest({"key": "text"}, **VERSION, null_keys=True, kind="opaque", changes=True)
-        f = flows(Pipeline(name, Stream("transactional"), {f"{name}_newest": newest}), batches=6)
-        changing = flows(Pipeline(f"{name}_changing", Stream("transactional"), {f"{name}_opaque": opaque}), batches=6)
-        for txid, rows in enumerate(batches, start=1):
-            f.put(txid, **{f"{name}_newest": rows})
-            if txid <= 3:
-                f.commit(txid)
-            changing.merge(txid, **{f"{name}_opaque": rows})
+        opaque = replace(newest, kind="opaque", changes=True)
+        f = flows(Pipeline(name, Stream("transactional"), {f"{name}_newest": newest}))
+        changing = flows(Pipeline(f"{name}_changing", Stream("transactional"), {f"{name}_opaque": opaque}))
+        for rows in batches[:3]:
+            f.merge(**{f"{name}_newest": rows})
+        for rows in batches[3:]:
+            f.put(f.next(), **{f"{name}_newest": rows})
+        for rows in batches:
+            changing.merge(**{f"{name}_opaque": rows})
         assert len(f.store.commit_ready(f.spec, "test", max_batches=3)) == 3
         rows_of = [sorted(of.rows(of.spec.states[0].name), key=repr) for of in (f, changing)]
         found.append([*rows_of, list(changing.store.changes(changing.spec.states[0]))])

@@ -8,11 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from tests.conformance.conftest import AGGREGATES as EVERY_AGGREGATE
-from tests.conformance.conftest import Flow, Flows, Stream, fold, partial
-from tests.store import Attempt, LedgerReader, Mend, Redo, StateSpec, event_windows, measures, state_table_of, tables
+from tests.conformance.conftest import Flow, Flows, Stream, fold_all, partial
+from tests.store import Attempt, LedgerReader, Mend, Redo, StateSpec, event_windows, measures
 from tests.windows_model import EPOCH, HOUR, MINUTE, Event, Model, by_txid, microseconds, of_row, piece_of, sessions_of
 from tidegate import migrations
 from tidegate.jobs import Count, Pipeline, Session, Sliding, State, Sum, Tumbling
@@ -35,11 +34,14 @@ def count_and_sum(events: Sequence[Event]) -> Sequence[Any]:
 
 
 class Windows(Flow):
-    """States of windows, each beside the model of what it has to hold."""
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.models = {state.name: Model(state.window) for state in self.spec.states if state.window}
+
+    def prepare(self, events: Sequence[Event], kept: Kept = count_and_sum) -> int:
+        """Plan a batch and seal an attempt with these events; return its txid."""
+        self.finish_events(self.start(txid := self.next()), events, kept)
+        return txid
 
     def finish_events(self, attempt: Attempt, events: Sequence[Event], kept: Kept = count_and_sum) -> None:
         staged = []
@@ -51,9 +53,7 @@ class Windows(Flow):
         self.seal(attempt, *staged)
 
     def count(self, events: Sequence[Event], kept: Kept = count_and_sum) -> int:
-        txid = self.next()
-        self.finish_events(self.start(txid), events, kept)
-        self.commit(txid)
+        self.commit(txid := self.prepare(events, kept))
         self.model(events)
         return txid
 
@@ -78,14 +78,11 @@ class Windows(Flow):
         return sorted((of_row(json.loads(record["payload"])) for record in records if record["state"] == state), key=repr)
 
     def emitted(self, state: str = "per_key") -> dict[int, list[tuple[Any, ...]]]:
-        spec = self.spec.state(state)
-        assert spec is not None
-        return by_txid(self.store.changes(spec))
+        return by_txid(self.store.changes(self.spec.state(state)))
 
 
 def _pieces(state: StateSpec, events: Sequence[Event], kept: Kept) -> list[list[Any]]:
-    window = state.window
-    assert window is not None
+    window: Any = state.window
     pieces: dict[Any, list[Event]] = {}
     for event in events:
         own = [event[0]] if len(state.keys) > 1 else []
@@ -155,9 +152,8 @@ def test_windows_after_each_batch_are_those_of_plain_python(windows: Begin) -> N
         for batch in batches_of(seed, events):
             f.check_models(f.count(batch))
             corrected |= {name for name, model in f.models.items() if any(kept.corrections for kept in model.kept)}
-    assert [row[:-1] for row in f.found("sessions")] == sorted(
-        (each.row for each in sessions_of(f.models["sessions"].window, seen)), key=repr
-    )
+    sessions = [each.row for each in sessions_of(f.models["sessions"].window, seen)]
+    assert [row[:-1] for row in f.found("sessions")] == sorted(sessions, key=repr)
     assert f.store.lag(["windows"])[0].quarantined == 0, "what is late does not wait for a person"
     assert all(any(model.late) for model in f.models.values() if model.window.emits), "no event was late: nothing was tested"
     assert corrected >= {"hours", "sessions", "sliding_final_later", "sessions_final_later"}
@@ -172,12 +168,9 @@ def test_every_aggregate_joins_pieces_as_it_joins_batches(windows: Begin) -> Non
     for batch in batches_of(8, [(key, time, amount and amount % 7 - 1) for key, time, amount in events_of(8, 60)]):
         f.count(batch, kept=lambda events: partial([(key, amount) for key, _, amount in events]))
     for name, model in f.models.items():
-        values = {
-            (row["key"], microseconds(row["window_start"])): tuple(row[a] for a in EVERY_AGGREGATE) for row in f.rows(name)
-        }
-        assert values == {
-            (kept.key, kept.start): fold([(key, amount) for key, _, amount in kept.events])[kept.key] for kept in model.kept
-        }
+        rows = ((row["key"], microseconds(row["window_start"]), *(row[a] for a in EVERY_AGGREGATE)) for row in f.rows(name))
+        expected = [(k.key, k.start, *fold_all([(key, amount) for key, _, amount in k.events])) for k in model.kept]
+        assert sorted(rows, key=repr) == sorted(expected, key=repr)
 
 
 @pytest.mark.promise("I22")
@@ -185,7 +178,7 @@ def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(windo
     f = windows(declare(WINDOWS["hours"], null_keys=True))
     batches = [*batches_of(1, events_of(1, 60)), [("a", MINUTE, 1)]]
     for batch in batches:
-        f.finish_events(f.start(f.next()), batch)
+        f.prepare(batch)
         f.model(batch)
     assert len(f.store.commit_ready(f.spec, "test", max_batches=100)) == len(batches)
     assert f.found() == f.models["per_key"].rows()
@@ -201,8 +194,7 @@ def test_a_redo_takes_back_windows_watermark_and_what_became_final(windows: Begi
             f.check_models(f.count(batch))
             continue
         # The first attempt has events of the far future, which make everything final; the second one lacks them.
-        txid = f.next()
-        f.finish_events(f.start(txid), [*batch, ("a", rng.randint(10**4, 10**5) * HOUR, 9), ("b", batch[0][1], 7)])
+        txid = f.prepare([*batch, ("a", rng.randint(10**4, 10**5) * HOUR, 9), ("b", batch[0][1], 7)])
         f.commit(txid)
         f.finish_events(f.start(txid, mode="redo"), batch)
         f.owner.redo_batch(f.spec, txid, Redo("an operator", "it was wrong"))
@@ -280,10 +272,8 @@ def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
     f = windows(kept_for(None))
     f.count([(key, hour * HOUR, 1) for hour in range(10) for key in "ab"])
     assert "removed" not in str(f.store.event_time(f.spec.states[0]))
-
     f.spec = kept_for("5 hours").spec
-    txid = f.next()
-    f.finish_events(f.start(txid), [("a", 9 * HOUR, 1)])
+    txid = f.prepare([("a", 9 * HOUR, 1)])
     with pytest.raises(AccessRefused, match=r"permission denied for table per_key\. Run: tidegate migrate, which grants"):
         f.commit(txid)
     register(kept_for("5 hours"))
@@ -295,7 +285,6 @@ def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
     assert remaining == [list(range(first, 10)) for first in (2, 4, 4, 4)]
     progress = f.store.event_time(f.spec.states[0])
     assert str(progress).endswith("Those that ended until 1970-01-01T04:00:00.000000Z are removed.")
-
     f = windows(kept_for("9 hours"))
     txid = f.count([("a", 0, 1), ("b", 9 * HOUR, 1)])
     assert [row[:2] for row in f.late(txid)] == [("a", 0)]
@@ -307,21 +296,19 @@ def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
 def test_a_session_of_another_writer_stops_the_commit(windows: Begin) -> None:
     f = windows(declare(WINDOWS["sessions"]))
     f.count([("a", 0, 1)])
-    table = state_table_of(f.spec.states[0])
-    txid = f.next()
-    f.finish_events(f.start(txid), [("a", MINUTE, 1)])
-    f.by_hand(sa.update(table).values(txid=7))
+    txid = f.prepare([("a", MINUTE, 1)])
+    f.by_hand("UPDATE state.per_key SET txid = 7")
     with pytest.raises(GuardMismatch, match="of which 1 carry a txid of at least 2 already"):
         f.commit(txid)
     f.by_hand(
-        sa.update(table).values(txid=1),
+        "UPDATE state.per_key SET txid = 1",
         "CREATE FUNCTION state.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
         "CREATE TRIGGER keep BEFORE DELETE ON state.per_key FOR EACH ROW EXECUTE FUNCTION state.keep()",
     )
     migrations.accept_table(f.settings, "per_key", "ann")
     with pytest.raises(GuardMismatch, match=r"of 1 sessions in state\.per_key 0 were taken out"):
         f.commit(txid)
-    f.by_hand("DROP TRIGGER keep ON state.per_key", sa.update(tables.state_table).values(accepted_shape={}))
+    f.by_hand("DROP TRIGGER keep ON state.per_key", "UPDATE tidegate.state_table SET accepted_shape = '{}'")
     f.commit(txid)
     assert f.found() == [("a", 0, 31 * MINUTE, MINUTE, 2, 2, 0)]
 
@@ -329,16 +316,15 @@ def test_a_session_of_another_writer_stops_the_commit(windows: Begin) -> None:
 def test_a_watermark_of_another_writer_stops_the_commit(windows: Begin) -> None:
     f = windows(declare(Tumbling("at", "1 hour", final_after="1 hour")))
     f.count([("a", 10 * HOUR, 1)])
-    txid = f.next()
-    f.finish_events(f.start(txid), [("a", HOUR, 1)])
-    w = tables.watermark
-    f.by_hand(sa.update(w).values(txid=2))
+    txid = f.prepare([("a", HOUR, 1)])
+    f.by_hand("UPDATE tidegate.watermark SET txid = 2")
     with pytest.raises(GuardMismatch, match="windows 2: the watermark of state per_key is that of txid 2 already"):
         f.commit(txid)
-    f.by_hand(sa.delete(w))
+    f.by_hand("DELETE FROM tidegate.watermark")
     with pytest.raises(GuardMismatch, match=r"state\.per_key has rows, but the ledger has no watermark of it"):
         f.commit(txid)
-    f.by_hand(sa.insert(w).values(state="per_key", pipeline="windows", txid=1, watermark=EPOCH + timedelta(hours=10)))
+    columns = "state, pipeline, txid, watermark"
+    f.by_hand(f"INSERT INTO tidegate.watermark ({columns}) VALUES ('per_key', 'windows', 1, '1970-01-01 10:00Z')")
     f.commit(txid)
     assert len(f.late(txid)) == 1
 
@@ -361,12 +347,10 @@ def test_what_came_too_late_is_neither_replayed_nor_mended(windows: Begin) -> No
         f.store.mend_quarantined("windows", txid, 1, Mend("{}", "an operator", "it was early"))
     assert f.store.quarantine_counts("windows") == {txid: 1}
     assert f.store.quarantine_totals("windows") == (0, 1)
-    committed_at = None
-    for number, late in enumerate((0, 1, 0)):  # metrics show when rows came too late, and not as records that wait
-        f.count([("a", 10 * HOUR, 1), *[(f"late {number}", HOUR, 1)] * late])
+    found = []
+    for late in ([], [("late", HOUR, 1)], []):  # metrics show when rows came too late, and not as records that wait
+        f.count([("a", 10 * HOUR, 1), *late])
         with LedgerReader(f.settings) as reader, reader.snapshot("measuring") as connection:
-            (measured,) = measures(connection, reader.witness).pipelines
-        committed_at = measured.committed_at if late else committed_at
-        assert measured.quarantined == 0
-        assert measured.set_aside_at is not None
-        assert committed_at in (None, measured.set_aside_at)
+            found += measures(connection, reader.witness).pipelines
+    assert [each.quarantined for each in found] == [0, 0, 0]
+    assert None is not found[0].set_aside_at != found[1].set_aside_at == found[2].set_aside_at == found[1].committed_at

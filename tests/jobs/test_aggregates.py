@@ -1,4 +1,4 @@
-"""Every aggregate: any split and order of the rows into batches gives the value of one pass over all rows (I16)."""
+"""Every aggregate and window: any split and order of the rows into batches gives the value of one pass over all rows (I16)."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from tests.jobs.conftest import Tables
+from tests.windows_model import MINUTE, Event, Model, by_txid, of_row
 from tidegate import jobs
+from tidegate.jobs.windows import Window
+from tidegate.state_store import StateStore
 
 Row = dict[str, Any]
 # What Spark, CSV, arrays and JSON might take for something else.
@@ -56,12 +59,11 @@ AGGREGATES = {
     "most": jobs.Largest("label", 2, "text"),
     "shares": jobs.Histogram("ratio", ["-0.5", 0, "0.125", 3], "numeric(10,3)"),
 }
-NEWEST = jobs.Newest({"name": "text"}, {"label": "text", "price": "numeric(10,2)"}, {"at": "timestamptz"}, deleted="ok")
 VERSIONS = jobs.History({"name": "text"}, {"day": "date"}, {"moment": "bigint"}, deleted="ok")
 STATES = {
     "per_name": jobs.State({"name": "text"}, AGGREGATES),
     "overall": jobs.State(aggregates=AGGREGATES),
-    "newest": NEWEST,
+    "newest": jobs.Newest({"name": "text"}, {"label": "text", "price": "numeric(10,2)"}, {"at": "timestamptz"}, deleted="ok"),
     "versions": VERSIONS,
     "joined": replace(VERSIONS, collapse=True),
 }
@@ -82,8 +84,6 @@ def in_order(*columns: str, null_is_least: bool) -> Callable[[Row], list[Any]]:
 
 
 def one_pass(rows: list[Row]) -> Row:
-    """Return what the aggregates keep of some rows, computed in plain Python."""
-
     def known(column: str, combine: Callable[[Any], Any], convert: Callable[[Any], Any] = lambda v: v, least: int = 1) -> Any:
         found = [convert(row[column]) for row in rows if row[column] is not None]
         return combine(found) if len(found) >= least else None
@@ -93,12 +93,13 @@ def one_pass(rows: list[Row]) -> Row:
             value = known(column, combine, lambda v: Decimal(str(v)), least)
             return value if value is None else value.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
 
-    def by_bytes(texts: Any) -> list[str]:
-        return sorted(texts, key=str.encode)
-
-    bounds = [Decimal("-Infinity"), Decimal("-0.5"), Decimal(0), Decimal("0.125"), Decimal(3), Decimal("Infinity")]
-    first = min(rows, key=in_order("at", "n", "label", null_is_least=False))
-    last = max(rows, key=in_order("at", "n", "label", null_is_least=True))
+    bounds = pairwise(map(Decimal, ("-Infinity", "-0.5", "0", "0.125", "3", "Infinity")))
+    ratios = known("ratio", list, lambda v: Decimal(str(v)), least=0)
+    ends = {
+        "first": min(rows, key=in_order("at", "n", "label", null_is_least=False)),
+        "last": max(rows, key=in_order("at", "n", "label", null_is_least=True)),
+    }
+    columns = {"label": "label", "label_at": "at", "label_n": "n"}
     return {
         "lines": len(rows),
         "mean": exact("n", mean, 6),
@@ -112,18 +113,14 @@ def one_pass(rows: list[Row]) -> Row:
         "bits_all": known("n", lambda values: reduce(and_, values)),
         "bits_any": known("small", lambda values: reduce(or_, values)),
         "bits_odd": known("n", lambda values: reduce(xor, values)),
-        **{f"first_label{suffix}": first[name] for suffix, name in (("", "label"), ("_at", "at"), ("_n", "n"))},
-        **{f"last_label{suffix}": last[name] for suffix, name in (("", "label"), ("_at", "at"), ("_n", "n"))},
-        "labels": known("label", lambda values: by_bytes(set(values)), least=0),
+        **{f"{which}_{column}": row[name] for which, row in ends.items() for column, name in columns.items()},
+        "labels": known("label", lambda values: sorted(set(values), key=str.encode), least=0),
         "days": known("day", lambda values: sorted(set(values)), least=0),
         "prices": known("price", sorted, least=0),
         "moments": known("at", sorted, least=0),
         "least": known("n", lambda values: sorted(values)[:3], least=0),
-        "most": known("label", lambda values: by_bytes(values)[::-1][:2], least=0),
-        "shares": [
-            sum(row["ratio"] is not None and low <= Decimal(str(row["ratio"])) < high for row in rows)
-            for low, high in pairwise(bounds)
-        ],
+        "most": known("label", lambda values: sorted(values, key=str.encode, reverse=True)[:2], least=0),
+        "shares": [sum(low <= ratio < high for ratio in ratios) for low, high in bounds],
     }
 
 
@@ -166,5 +163,38 @@ def test_any_split_and_order_of_the_rows_gives_the_value_of_one_pass(tables: Tab
     assert kept("newest") == {name: newest(of) for name, of in by_name.items()}
     for state in ("versions", "joined"):
         shown = [(row["name"], row["moment"], row["day"], row["valid_to"]) for row in tables.rows(pipeline, state)]
-        expected = {name: history(of, collapses=state == "joined") for name, of in by_name.items()}
-        assert sorted(shown, key=repr) == sorted(((name, *row) for name, of in expected.items() for row in of), key=repr)
+        expected = [(name, *row) for name, of in by_name.items() for row in history(of, collapses=state == "joined")]
+        assert sorted(shown, key=repr) == sorted(expected, key=repr)
+
+
+FINAL = {"final_after": "2 hours", "emit_final": True}
+WINDOWS: dict[str, Window] = {
+    "hourly": jobs.Tumbling("at", "1 hour", offset="10 minutes", **FINAL),
+    "sliding": jobs.Sliding("at", "1 hour", "20 minutes", **FINAL),
+    "visits": jobs.Session("at", "30 minutes", **FINAL),
+    "all_visits": jobs.Session("at", "25 minutes"),
+}
+
+
+def test_windows_are_those_of_plain_python(tables: Tables, store: StateStore) -> None:
+    """By two routes; each row is followed, although a sliding window counts it several times. Many events are at bounds."""
+    rng, events = random.Random(6), list[Event]()
+    for number in range(240):
+        back = rng.choice([0, 0, 0, 10, 25, 30, 61, 250])
+        time = (number * 4 - 480 - back) * MINUTE + rng.choice([0, 0, -1, 1])
+        events.append((rng.choice("abc"), time, rng.choice([None, 3, -1, 2**40])))
+    batches, aggregates = [events[:120], events[120:]], {"events": jobs.Count(), "amount": jobs.Sum("amount")}
+    keys = {name: {} if name == "all_visits" else {"key": "text"} for name in WINDOWS}
+    states = {name: jobs.State(keys[name], aggregates, window=window) for name, window in WINDOWS.items()}
+    schema = {"key": "string", "at": "timestamp", "amount": "bigint"}
+    pipeline = tables.declare_over(schema, None, states=states)
+    tables.put_rows(schema, *batches)
+    tables.run_mixed(pipeline, ["chosen", "safe"])
+    for state in pipeline.spec.states:
+        model = Model(state.window)
+        for batch in batches:
+            model.add(batch if keys[state.name] else [(None, *event[1:]) for event in batch])
+        assert sorted(map(of_row, tables.rows(pipeline, state.name)), key=repr) == model.rows(), state.name
+        if state.window.emits:
+            assert any(model.late), state.name
+            assert by_txid(store.changes(state)) == model.recorded(), state.name

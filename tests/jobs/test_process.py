@@ -23,14 +23,12 @@ from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 from tests import steps
 from tests.jobs.conftest import Tables
 from tests.statements import execute
-from tests.store import Attempt
-from tidegate.jobs import Count, Pipeline, State, Sum
+from tidegate.jobs import Count, State, Sum
 from tidegate.jobs.compute.batch_attempt import _Computation
 from tidegate.jobs.compute.sessions import session
 from tidegate.jobs.compute.sessions.session import spark_session
-from tidegate.jobs.compute.shortcuts import Route, choose
+from tidegate.jobs.compute.shortcuts import choose
 from tidegate.jobs.compute.transform.transform_purity import check_pure
-from tidegate.jobs.sources import InputFacts
 from tidegate.stack.components.server_process import wait_until
 from tidegate.stack.components.spark import PYTHON_DAEMON, PYTHON_SETTINGS
 from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
@@ -41,10 +39,6 @@ ROWS = [("a", 1), ("b", 2)]
 LOST = {"per_name": PER_NAME, "overall": State(aggregates={"amount": Sum("amount")}, unanchored=True)}
 
 
-def without_digests(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
-    return steps.shuffled(pipeline, attempt, replace(facts, is_verified=False))
-
-
 # How a batch is declared and routed; whether its partials are followed, whether hashes depend on a column that no state uses.
 HASHED: dict[str, tuple[dict[str, Any], Any, str | None]] = {
     "partials": ({}, choose, None),
@@ -53,15 +47,13 @@ HASHED: dict[str, tuple[dict[str, Any], Any, str | None]] = {
     "all unanchored": ({"states": {"per_name": replace(PER_NAME, unanchored=True)}}, choose, "all"),
     "rows": ({}, steps.shuffled, "used"),
     "transformed": ({"transform": lambda rows: rows}, steps.shuffled, None),
-    "without digests": ({}, without_digests, "all"),
+    "without digests": ({}, lambda of, attempt, facts: steps.shuffled(of, attempt, replace(facts, is_verified=False)), "all"),
 }
 
 
-@pytest.mark.promise(
-    "performance:of-untouched-files-in-one-task-partials",
-    "performance:columns-that-no-state-uses-are-neither",
-    "performance:with-transform-over-files-with-digests-source",
-)
+@pytest.mark.promise("performance:of-untouched-files-in-one-task-partials")
+@pytest.mark.promise("performance:columns-that-no-state-uses-are-neither")
+@pytest.mark.promise("performance:with-transform-over-files-with-digests-source")
 def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables) -> None:
     schema = {**SCHEMA, "note": "string"}
     tables.put_rows(schema, *[[("a", 1, note), ("b", 2, note)] for note in ("this", "that")] * len(HASHED))
@@ -80,11 +72,8 @@ def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables) -> Non
     assert found == {name: str(hashed) for name, (_, _, hashed) in HASHED.items()}
 
 
-@pytest.mark.promise(
-    "performance:batch-asks-spark-four-times",
-    "performance:small-files-are-grouped-by-one-task",
-    "performance:groups-are-kept-in-one-hash-table",
-)
+@pytest.mark.promise("performance:batch-asks-spark-four-times", "performance:small-files-are-grouped-by-one-task")
+@pytest.mark.promise("performance:groups-are-kept-in-one-hash-table")
 def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: Counter[str] = Counter()
     connect = SparkConnectServiceStub.__init__
@@ -104,7 +93,6 @@ def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest
     tables.put_rows(SCHEMA, ROWS)
     monkeypatch.setattr(SparkConnectServiceStub, "__init__", counting)
     tables.run(pipeline, "second")
-
     assert len(steps.history(tables.settings, 2).seals) == 1  # one task has grouped it
     assert requests == {"Config": 2, "AnalyzePlan": 1, "ExecutePlan": 1}
     with spark_session(tables.settings, "inbox") as spark:
@@ -112,39 +100,30 @@ def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest
     assert tables.counts(pipeline) == {"a": (2, 2), "b": (2, 4)}
 
 
-@pytest.mark.promise(
-    "performance:python-workers-keep-their-imports-out-of", "performance:arrow-batches-of-short-rows-are-limited"
-)
-def test_python_workers_get_rows_in_limited_pieces_and_keep_their_imports(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.promise("performance:python-workers-keep-their-imports-out-of")
+@pytest.mark.promise("performance:arrow-batches-of-short-rows-are-limited")
+def test_python_workers_get_limited_pieces_and_keep_their_imports(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces are limited in bytes, or, where rows are short, only in their number; a next version may have longer ones."""
     pipeline = tables.declare_over(SCHEMA, PER_NAME)
     tables.put_rows(SCHEMA, [("a", 1)])
     tables.run(pipeline, routing=steps.on_executors)
-    with spark_session(tables.settings, "inbox") as spark:
-        # Tasks take the workers in turn, of which earlier tests may have left some that never staged.
-        answers = spark.range(8, numPartitions=8).mapInArrow(frozen_objects, "frozen long").collect()
-    assert max(answer.frozen for answer in answers) > 10_000
 
-    monkeypatch.setattr(session, "LIMITED", "64b")
-
-    def pieces(*, are_short: bool) -> int:
+    def pieces(rows: int, partitions: int, *, are_short: bool) -> list[int]:
         with spark_session(tables.settings, "inbox", rows_are_short=are_short) as spark:
-            return len(spark.range(1_000, numPartitions=1).mapInArrow(sizes, "rows long").collect())
+            found = spark.range(rows, numPartitions=partitions).mapInArrow(frozen_objects, "frozen long")
+            return [piece.frozen for piece in found.collect()]
 
-    assert pieces(are_short=True) == 1
-    assert pieces(are_short=False) > 10
-    assert pieces(are_short=True) == 1
+    # Tasks take the workers in turn, of which earlier tests may have left some that never staged.
+    assert max(pieces(8, 8, are_short=False)) > 10_000
+    monkeypatch.setattr(session, "LIMITED", "64b")
+    assert len(pieces(1_000, 1, are_short=True)) == 1
+    assert len(pieces(1_000, 1, are_short=False)) > 10
+    assert len(pieces(1_000, 1, are_short=True)) == 1
 
 
-def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
-
-
-def frozen_objects(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
+def frozen_objects(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
 
 
 IMPURE: dict[str, Any] = {

@@ -9,72 +9,52 @@ import pytest
 
 from tests import steps
 from tests.jobs.conftest import Tables, offenders
-from tidegate.jobs import (
-    ApproxQuantiles,
-    Avg,
-    CollectList,
-    CollectSet,
-    Count,
-    History,
-    Max,
-    Min,
-    Ranges,
-    Rows,
-    Session,
-    State,
-    Sum,
-    Tumbling,
-    Variance,
-)
+from tidegate import jobs as j
 
 SCHEMA = {"name": "string"}
 ID = "0a000000-0000-0000-0000-00000000000b"
-LINES = {"lines": Count()}
-PAIR = State(key={"name": "text", "number": "integer", "other": "text"}, aggregates=LINES)
-DIVIDED = Rows({"name": "text", "amount": "bigint"}, range_partitions=Ranges("amount", 100))
-VERSIONS = History({"name": "text"}, {"label": "text"}, {"v": "timestamptz"})
+LINES = {"lines": j.Count()}
+PAIR = j.State(key={"name": "text", "number": "integer", "other": "text"}, aggregates=LINES)
+DIVIDED = j.Rows({"name": "text", "amount": "bigint"}, range_partitions=j.Ranges("amount", 100))
+VERSIONS = j.History({"name": "text"}, {"label": "text"}, {"v": "timestamptz"})
 NOISE = "".join(random.Random(1201).choices([chr(code) for code in range(0x30, 0x5B)], k=1201))
-DAYS, GAPS = State(aggregates=LINES, window=Tumbling("v", "1 day")), State(aggregates=LINES, window=Session("v", "1 day"))
+DAYS, GAPS = (j.State(aggregates=LINES, window=kind("v", "1 day")) for kind in (j.Tumbling, j.Session))
 FAR_DAY, EARLY = "date_from_unix_date(2932897) v", "timestamp_micros(-62135596800000001) v"
 EARLIEST = r"Overflow.*column x of the key .name='a'. is 0000-12-31 23:59:59.999999.*Years are kept from 1 to 9999"
 
 
-def keep(aggregate: Any) -> State:
-    return State(key={"name": "text"}, aggregates={"x": aggregate})
+def keep(aggregate: Any) -> j.State:
+    return j.State(key={"name": "text"}, aggregates={"x": aggregate})
 
 
-def key(kind: str) -> State:
-    return State(key={"v": kind}, aggregates=LINES)
+def key(kind: str) -> j.State:
+    return j.State(key={"v": kind}, aggregates=LINES)
 
 
 # The columns that a transform makes of one row, beside its name; the state that they are for; the refusal.
 REFUSED: dict[str, tuple[list[str], Any, str]] = {
     "keys too long": ([f"'{NOISE}' name", "7 number", f"'{NOISE}' other"], PAIR, "BadKey.*number=7.*takes 2406 bytes"),
-    "a sum": (["explode(array(9223372036854775807, 1)) v"], keep(Sum("v")), "Overflow"),
-    "a numeric sum": ([f"explode(array({'9' * 38}BD, {'0' * 37}1BD)) v"], keep(Sum("v", "numeric(38,0)")), "Overflow"),
-    "a cast": (["CAST(name AS INT) v"], keep(Sum("v")), "TransformFailed.*CAST_INVALID_INPUT"),
-    "a set": (["explode(array(1L, 2L, 3L)) v"], keep(CollectSet("v", "bigint", most=2)), "Overflow.*3 values of a key"),
-    "a list": (["explode(array(1L, 1L, 1L)) v"], keep(CollectList("v", "bigint", most=2)), "Overflow.*3 values of a key"),
-    "squares": (["1000000000000000000L v"], keep(Variance("v")), "Overflow.*(out of range|cannot be represented)"),
-    "digits of a mean": (["0.25D v"], keep(Avg("v", scale=1)), "MalformedRecord.*column v, declared numeric"),
-    "a quantile": (["0.25D v"], keep(ApproxQuantiles("v", 10, "numeric(10,1)")), "MalformedRecord.*column v, declared"),
-    "texts of a set": (["'a' v"], keep(CollectSet("v", "bigint")), "DeclarationInvalid.*declared bigint, but .* string"),
-    "a far day of a set": (["date_add(date'2026-01-01', 4000000) v"], keep(CollectSet("v", "date")), "Overflow.*Years are"),
+    "a sum": (["explode(array(9223372036854775807, 1)) v"], keep(j.Sum("v")), "Overflow"),
+    "a numeric sum": ([f"explode(array({'9' * 38}BD, {'0' * 37}1BD)) v"], keep(j.Sum("v", "numeric(38,0)")), "Overflow"),
+    "a cast": (["CAST(name AS INT) v"], keep(j.Sum("v")), "TransformFailed.*CAST_INVALID_INPUT"),
+    "a set": (["explode(array(1L, 2L, 3L)) v"], keep(j.CollectSet("v", "bigint", most=2)), "Overflow.*3 values of a key"),
+    "a list": (["explode(array(1L, 1L, 1L)) v"], keep(j.CollectList("v", "bigint", most=2)), "Overflow.*3 values of a key"),
+    "squares": (["1000000000000000000L v"], keep(j.Variance("v")), "Overflow.*(out of range|cannot be represented)"),
+    "digits of a mean": (["0.25D v"], keep(j.Avg("v", scale=1)), "MalformedRecord.*column v, declared numeric"),
+    "a quantile": (["0.25D v"], keep(j.ApproxQuantiles("v", 10, "numeric(10,1)")), "MalformedRecord.*column v, declared"),
+    "texts of a set": (["'a' v"], keep(j.CollectSet("v", "bigint")), "DeclarationInvalid.*declared bigint, but .* string"),
+    "a far day of a set": (["date_add(date'2026-01-01', 4000000) v"], keep(j.CollectSet("v", "date")), "Overflow.*Years are"),
     "a far day as key": ([FAR_DAY], key("date"), "BadKey.*column v is 10000-01-01.*Years are kept from 1 to 9999"),
-    "an early time as value": ([EARLY], keep(Max("v", "timestamptz")), EARLIEST),
-    "an integer row": (["1099511627776L v"], Rows({"v": "integer"}), "Overflow"),
-    "an integer minimum": (["2147483648L v"], keep(Min("v", "integer")), "Overflow"),
-    "an id of rows": (["'not a uuid' v"], Rows({"v": "uuid"}), "MalformedRecord"),
-    "an id in braces": (
-        [f"'{{{ID}}}' v"],
-        key("uuid"),
-        "MalformedRecord.*column v, declared uuid",
-    ),
-    "a float": (["0.30000000000000004D v"], keep(Sum("v", "numeric(12,4)")), "MalformedRecord.*column v, declared numeric"),
-    "NUL in a row": (["concat('a', char(0)) v"], Rows({"v": "text"}), "BadKey"),
-    "a scale": (["1.005BD v"], keep(Sum("v", "numeric(38,2)")), r"declared numeric\(38,2\), .* returns decimal\(4,3\)"),
-    "a zone": (["timestamp'2013-01-01' v"], keep(Min("v", "timestamp")), "DeclarationInvalid.*returns timestamp"),
-    "a missing column": (["1 w"], keep(Sum("v")), "needs column v, but the transform returns name, w"),
+    "an early time as value": ([EARLY], keep(j.Max("v", "timestamptz")), EARLIEST),
+    "an integer row": (["1099511627776L v"], j.Rows({"v": "integer"}), "Overflow"),
+    "an integer minimum": (["2147483648L v"], keep(j.Min("v", "integer")), "Overflow"),
+    "an id of rows": (["'not a uuid' v"], j.Rows({"v": "uuid"}), "MalformedRecord"),
+    "an id in braces": ([f"'{{{ID}}}' v"], key("uuid"), "MalformedRecord.*column v, declared uuid"),
+    "a float": (["0.30000000000000004D v"], keep(j.Sum("v", "numeric(12,4)")), "MalformedRecord.*column v, declared numeric"),
+    "NUL in a row": (["concat('a', char(0)) v"], j.Rows({"v": "text"}), "BadKey"),
+    "a scale": (["1.005BD v"], keep(j.Sum("v", "numeric(38,2)")), r"declared numeric\(38,2\), .* returns decimal\(4,3\)"),
+    "a zone": (["timestamp'2013-01-01' v"], keep(j.Min("v", "timestamp")), "DeclarationInvalid.*returns timestamp"),
+    "a missing column": (["1 w"], keep(j.Sum("v")), "needs column v, but the transform returns name, w"),
     "a row in no window": (["CAST(NULL AS timestamp) v"], DAYS, r"BadKey.*the event time is NULL in 1 group"),
     "a session's end": (["timestamp'9999-12-31 01:00:00' v"], GAPS, "Overflow.*Years are kept"),
     "no version": (["'x' label", "CAST(NULL AS timestamp) v"], VERSIONS, "BadKey.*column v of order_by is NULL in 1 version"),
@@ -86,7 +66,7 @@ REFUSED: dict[str, tuple[list[str], Any, str]] = {
 @pytest.mark.promise("error:DECLARATION_INVALID")
 def test_what_cannot_be_kept_refuses_its_batch(tables: Tables) -> None:
     tables.put_rows(SCHEMA, [("a",)])
-    tables.plan(tables.declare_over(SCHEMA, State(aggregates=LINES)), "test")
+    tables.plan(tables.declare_over(SCHEMA, j.State(aggregates=LINES)), "test")
     found = {}
     for number, (name, (columns, state, _)) in enumerate(REFUSED.items()):
         made = columns if any(column.endswith(" name") for column in columns) else ["name", *columns]
@@ -100,8 +80,8 @@ def test_what_cannot_be_kept_refuses_its_batch(tables: Tables) -> None:
 
 @pytest.mark.promise("decision:0008")
 def test_floats_are_kept_as_their_shortest_decimals_and_ids_in_small_letters(tables: Tables) -> None:
-    kept = {"total": Sum("v", "numeric(12,4)"), "single": Sum("w", "numeric(12,4)"), "most": Max("v", "numeric(12,4)")}
-    states = {"overall": State(aggregates=kept), "per_owner": State({"u": "uuid"}, {"lines": Count()}, null_keys=True)}
+    kept = {"total": j.Sum("v", "numeric(12,4)"), "single": j.Sum("w", "numeric(12,4)"), "most": j.Max("v", "numeric(12,4)")}
+    states = {"overall": j.State(aggregates=kept), "per_owner": j.State({"u": "uuid"}, {"lines": j.Count()}, null_keys=True)}
     schema = {"v": "double", "w": "float", "u": "string"}
     pipeline = tables.declare_over(schema, None, states=states)
     values = [*[0.1] * 10, 0.0001, -0.0, 1234.5, None, -0.3]

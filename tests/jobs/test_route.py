@@ -62,13 +62,10 @@ NASTY = [
     *("a\nb", "a\r\nb", "tab\t", "'\";--", '"', '""', ",", "{}", "%s", "\x7f", "\ufeff", "x" * 2000, "\uffee", None),
 ]
 NOISE = random.Random(1)
+TIMES = (datetime.min, datetime(2013, 6, 1, 12, 30, 15, 123456), datetime.max)
 KINDS: dict[str, tuple[str, str, list[Any]]] = {  # of each column: in the file, in the state, and its values
     "text": ("string", "text", [*NASTY, "".join(chr(NOISE.randrange(0x21, 0x7F)) for _ in range(2000))]),
-    "instant": (
-        "timestamp",
-        "timestamptz",
-        [datetime(1, 1, 1, tzinfo=UTC), datetime(2013, 6, 1, 12, 30, 15, 123456, UTC), datetime.max.replace(tzinfo=UTC), None],
-    ),
+    "instant": ("timestamp", "timestamptz", [*(time.replace(tzinfo=UTC) for time in TIMES), None]),
     "user": ("date", "date", [date(1, 1, 1), date(2012, 2, 29), date(9999, 12, 31), None]),
     "known": ("boolean", "boolean", [True, False, None]),
     "a.b": ("bigint", "bigint", [0, -1, 2**40, None]),
@@ -76,17 +73,11 @@ KINDS: dict[str, tuple[str, str, list[Any]]] = {  # of each column: in the file,
 }
 COLUMNS = [*KINDS]
 SCHEMA = {name: kind for name, (kind, *_) in KINDS.items()}
-BOTH = {
-    f"{which.__name__.lower()}_{number}": which(name, KINDS[name][1])
-    for number, name in enumerate(COLUMNS)
-    for which in (Min, Max)
-}
+BOTH = {f"{of.__name__.lower()}_{number}": of(name, KINDS[name][1]) for number, name in enumerate(COLUMNS) for of in (Min, Max)}
 NAMED = {"order": Count(), "select": Sum("a.b"), "not_null": Count("a.b")}
 RICH: dict[str, Any] = {
-    "per_text": State(
-        key={"text": "text"}, null_keys=True, aggregates={"lines": Count(), "total": Sum("c`d", "numeric(38,2)")}
-    ),
-    "table": State(key={"user": "date", "known": "boolean"}, null_keys=True, aggregates={**NAMED, **BOTH}),
+    "per_text": State({"text": "text"}, {"lines": Count(), "total": Sum("c`d", "numeric(38,2)")}, null_keys=True),
+    "table": State({"user": "date", "known": "boolean"}, {**NAMED, **BOTH}, null_keys=True),
     "overall": State(aggregates={"all": Sum("a.b")}),
     "log": Rows({"text": "text", "known": "boolean"}),
 }
@@ -128,11 +119,8 @@ def expected(rows: list[dict[str, Any]]) -> dict[str, list[tuple[Any, ...]]]:
     return {name: sorted(of, key=repr) for name, of in found.items()}
 
 
-@pytest.mark.promise(
-    "performance:up-to-10-000-partials-are-copied",
-    "performance:small-files-are-grouped-by-one-task",
-    "performance:rows-are-appended-by-plain-insert-in",
-)
+@pytest.mark.promise("performance:up-to-10-000-partials-are-copied", "performance:small-files-are-grouped-by-one-task")
+@pytest.mark.promise("performance:rows-are-appended-by-plain-insert-in")
 def test_every_route_agrees_with_plain_python(tables: Tables) -> None:
     """Batch after batch by another route, as they are, transformed and checked: every type as key and as value, any name."""
     dice = random.Random(3)

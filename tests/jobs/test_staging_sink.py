@@ -12,7 +12,6 @@ from tests.store import ColumnType, KeyColumn, StateSpec, ValueColumn
 from tidegate.jobs.compute.stage import staging_sink, unstorable_values
 from tidegate.state_store.base.errors import TidegateError
 
-DATES = [date(2024, 2, 29), date(1969, 12, 31), date(2024, 1, 1)]
 TIMES = [datetime(2024, 2, 29, tzinfo=UTC), datetime(1969, 12, 31, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)]
 
 
@@ -29,7 +28,7 @@ def _batches(keys: list[object], kind: pa.DataType, rows_each: int) -> Iterator[
 KEYS: list[tuple[str, pa.DataType, list[Any]]] = [
     ("bigint", pa.int64(), [5, -(2**63), 2**63 - 1, 0, -1, None]),
     ("integer", pa.int32(), [5, -(2**31), 2**31 - 1, 0, -1]),
-    ("date", pa.date32(), DATES),
+    ("date", pa.date32(), [date(2024, 2, 29), date(1969, 12, 31), date(2024, 1, 1)]),
     ("timestamptz", pa.timestamp("us", tz="UTC"), TIMES),
     ("timestamp", pa.timestamp("us"), [time.replace(tzinfo=None) for time in TIMES]),
 ]
@@ -49,18 +48,11 @@ def test_rows_are_staged_in_key_order_each_with_its_values() -> None:
 @pytest.mark.promise("limit:SORTED_BYTES", "performance:partials-are-staged-in-key-order-32")
 def test_no_more_than_the_limit_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging_sink, "SORTED_BYTES", 2 * 16)
-    taken: list[pa.RecordBatch] = []
-
-    def fetched() -> Iterator[pa.RecordBatch]:
-        for batch in _batches([4, 3, 2, 1, 0], pa.int64(), 1):
-            taken.append(batch)
-            yield batch
-
-    ordered = staging_sink.in_key_order(fetched(), _state("bigint"))
-
-    assert next(ordered)["key"].to_pylist() == [3, 4]
-    assert len(taken) == 2
-    assert [key for batch in ordered for key in batch["key"].to_pylist()] == [1, 2, 0]
+    keys, state = [4, 3, 2, 1, 0], _state("bigint")
+    ordered = staging_sink.in_key_order(_batches(keys, pa.int64(), 1), state)
+    assert [piece["key"].to_pylist() for piece in ordered] == [[3, 4], [1, 2], [0]]
+    next(staging_sink.in_key_order(rest := _batches(keys, pa.int64(), 1), state))
+    assert [batch["key"].to_pylist() for batch in rest] == [[2], [1], [0]]
 
 
 # The type of a key, a key and the value of its row that cannot be kept, and the refusal.

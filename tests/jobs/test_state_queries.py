@@ -1,7 +1,6 @@
 """Transforms that read committed states: the same in every attempt, by key, with the right types, or refused by name."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -22,13 +21,11 @@ from tidegate.jobs.testing import partials
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import AccessRefused, DeclarationInvalid, GuardMismatch, RangeRefused
 
-PER_NAME = State(
-    key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount"), "mean": Avg("amount", digits=3)}, kind="opaque"
-)
+KEPT = {"lines": Count(), "amount": Sum("amount"), "mean": Avg("amount", digits=3)}
+PER_NAME = State({"name": "text"}, KEPT, kind="opaque")
 SCHEMA = {"name": "string", "amount": "bigint"}
 FIRST, SECOND = [("a", 1), ("b", 2), ("a", 3)], [("b", 6), ("c", 7), ("c", 8)]
 LOG = Rows({"name": "text", "amount": "bigint", "before": "bigint", "mean_before": "numeric(38,3)", "since": "bigint"})
-STATES = {"per_name": PER_NAME, "log": LOG}
 
 
 def with_before(rows: Any) -> Any:
@@ -37,10 +34,8 @@ def with_before(rows: Any) -> Any:
 
 
 def declare(tables: Tables, **pipeline: Any) -> Pipeline:
-    return tables.declare(
-        Files("inbox", schema=SCHEMA, max_files=1),
-        **{"states": STATES, "transform": with_before, "queries": [StateQuery("inbox.per_name")], **pipeline},
-    )
+    usual = {"states": {"per_name": PER_NAME, "log": LOG}, "queries": [StateQuery("inbox.per_name")], "transform": with_before}
+    return tables.declare(Files("inbox", schema=SCHEMA, max_files=1), **usual | pipeline)
 
 
 def log_of(tables: Tables, pipeline: Pipeline) -> list[tuple[Any, ...]]:
@@ -49,16 +44,15 @@ def log_of(tables: Tables, pipeline: Pipeline) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.promise("I21")
-def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables) -> None:
-    pipeline = declare(tables, states={"per_name": State(PER_NAME.key, PER_NAME.aggregates), "log": LOG})
+def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables, store: StateStore) -> None:
+    pipeline = declare(tables, states={"per_name": State({"name": "text"}, KEPT), "log": LOG})
     tables.put_rows(SCHEMA, FIRST)
     (txid,) = tables.plan(pipeline, "run")
-    with StateStore.connect(tables.settings) as store:
-        overtaken = store.start_attempt(pipeline.spec, txid, "overtaken")
-        assert isinstance(overtaken, Attempt)
-        steps.complete(tables.settings, pipeline, txid)
-        with spark_session(tables.settings, "inbox") as spark, pytest.raises(GuardMismatch, match="may see none after 0"):
-            stage_batch(store, pipeline, overtaken, spark)
+    overtaken = store.start_attempt(pipeline.spec, txid, "overtaken")
+    assert isinstance(overtaken, Attempt)
+    steps.complete(tables.settings, pipeline, txid)
+    with spark_session(tables.settings, "inbox") as spark, pytest.raises(GuardMismatch, match="may see none after 0"):
+        stage_batch(store, pipeline, overtaken, spark)
 
 
 @pytest.mark.promise("I21")
@@ -76,40 +70,32 @@ def test_a_redo_reads_what_was_there_before(tables: Tables) -> None:
     with pytest.raises(RangeRefused, match="txid 3 has begun, and reads states that would be taken back"):
         steps.redo(tables.settings, pipeline, 2, owner="an operator", reason="a test")
     steps.commit(tables.settings, pipeline, 3, owner="test")
-    two, four = Decimal(2), Decimal(4)
     nothing = (None, None, None)
     assert log_of(tables, pipeline) == [
         *((1, name, amount, *nothing) for name, amount in sorted(FIRST)),
-        (2, "b", 6, 2, two, 1),
-        *((2, "c", amount, *nothing) for amount in (7, 8)),
-        *((3, "a", amount, 4, two, 1) for amount in (1, 3)),
-        (3, "b", 2, 8, four, 2),
+        *((2, "b", 6, 2, Decimal(2), 1), (2, "c", 7, *nothing), (2, "c", 8, *nothing)),
+        *((3, "a", 1, 4, Decimal(2), 1), (3, "a", 3, 4, Decimal(2), 1), (3, "b", 2, 8, Decimal(4), 2)),
     ]
 
 
 @pytest.mark.promise("I21", "decision:0031")
-def test_a_batch_waits_for_the_one_before_and_says_so(tables: Tables, as_owner: Callable[..., Any]) -> None:
+def test_a_batch_waits_for_the_one_before_and_says_so(tables: Tables, store: StateStore, as_owner: Callable[..., Any]) -> None:
     pipeline = declare(tables)
     tables.put_rows(SCHEMA, FIRST, SECOND, FIRST, SECOND)
     assert tables.plan(pipeline, "run") == [1, 2, 3, 4]
     as_owner(sa.text("UPDATE tidegate.pipeline SET in_flight = 16"))
-    with StateStore.connect(tables.settings) as store:
-        assert isinstance(store.start_attempt(pipeline.spec, 1, "test"), Attempt)
-        assert store.start_attempt(pipeline.spec, 2, "test") is NotStarted.AHEAD
-        waits, first = explain(store, pipeline, 3).causes
+    assert isinstance(store.start_attempt(pipeline.spec, 1, "test"), Attempt)
+    assert store.start_attempt(pipeline.spec, 2, "test") is NotStarted.AHEAD
+    waits, first = explain(store, pipeline, 3).causes
     assert (waits.code, waits.txid, first.txid) == ("WAITS_FOR_STATE", 3, 1)
-    assert waits.sentence == (
-        "Txid 3 may begin when txid 2 has committed: it reads inbox.per_name as that has left it. Txid 1 commits next."
-    )
+    says = "Txid 3 may begin when txid 2 has committed: it reads inbox.per_name as that has left it. Txid 1 commits next."
+    assert waits.sentence == says
 
 
 def test_what_has_counted_is_left_out(tables: Tables) -> None:
-    new = Rows({"name": "text", "amount": "bigint"})
-    pipeline = declare(
-        tables,
-        states={"per_name": PER_NAME, "new": new},
-        transform=lambda rows: state_query(rows, "inbox.per_name", on=["name"], how="anti"),
-    )
+    states = {"per_name": PER_NAME, "new": Rows({"name": "text", "amount": "bigint"})}
+    new = lambda rows: state_query(rows, "inbox.per_name", on=["name"], how="anti")  # noqa: E731
+    pipeline = declare(tables, states=states, transform=new)
     tables.put_rows(SCHEMA, [("a", 1), ("b", 2)], [("a", 3), ("c", 4)])
     tables.run(pipeline)
     found = [(row["name"], row["amount"]) for row in tables.rows(pipeline, "new")]
@@ -136,18 +122,18 @@ def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> 
     places = range(len(TYPES))
     columns = {f"v{place}": kind for place, kind in enumerate(TYPES)}
     renamed = {f"v{place}": f"old{place}" for place in places}
-    newest = Newest({f"k{place}": kind for place, kind in enumerate(TYPES)}, columns, {"at": "integer"}, null_keys=True)
+    keys = {f"k{place}": kind for place, kind in enumerate(TYPES)}
+    newest = Newest(keys, columns, {"at": "integer"}, null_keys=True, kind="opaque")
     log = Rows({**dict(zip(renamed.values(), TYPES, strict=True)), "at": "integer", "old_at": "integer"})
     schema = {f"k{place}": kind for place, (kind, _) in enumerate(TYPES.values())}
 
     def transform(rows: Any) -> Any:
         rows = rows.selectExpr("*", *(f"k{place} AS v{place}" for place in places), "1 AS at")
-        on = [f"k{place}" for place in reversed(places)]
-        found = state_query(rows, "inbox.newest", on=on, columns={**renamed, "at": "old_at"})
+        found = state_query(rows, "inbox.newest", on=[*reversed(keys)], columns={**renamed, "at": "old_at"})
         return found.where("k0 IS NULL OR NOT contains(k0, char(0))")
 
-    states = {"newest": replace(newest, kind="opaque"), "log": log}
-    pipeline = tables.declare_over(schema, None, transform, states=states, queries=[StateQuery("inbox.newest")])
+    states, queries = {"newest": newest, "log": log}, [StateQuery("inbox.newest")]
+    pipeline = tables.declare_over(schema, None, transform, states=states, queries=queries)
     rows: list[list[Any]] = [[values[number] for _, values in TYPES.values()] for number in range(3)]
     rows += [[None] * len(TYPES), [*rows[0][:-1], None]]
     tables.put_rows(schema, rows, [*rows, ["with \0", *rows[0][1:]]])
@@ -167,19 +153,15 @@ def test_a_query_outside_of_a_transform_says_where_it_belongs(tables: Tables) ->
             with_before(rows)
         pipeline = declare(tables)
         known = spark.createDataFrame([("a", 5, "2.5", 7)], "name string, amount bigint, mean string, txid bigint")
-        states: Mapping[str, Any] = {
-            "inbox.per_name": known.selectExpr("name", "amount", "cast(mean AS decimal(38,3)) mean", "txid")
-        }
-        log = partials(pipeline, rows, states=states)["log"]
+        typed = known.selectExpr("name", "amount", "cast(mean AS decimal(38,3)) mean", "txid")
+        log = partials(pipeline, rows, states={"inbox.per_name": typed})["log"]
         assert sorted((row["name"], row["before"], row["since"]) for row in log) == [("a", 5, 7), ("b", None, None)]
         with pytest.raises(DeclarationInvalid, match="no rows of it are given"):
             partials(pipeline, rows)
 
 
 @pytest.mark.promise("decision:0031")
-def test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next(
-    tables: Tables, store: StateStore, register: Callable[..., None]
-) -> None:
+def test_the_latest_is_one_snapshot_for_an_attempt(tables: Tables, store: StateStore, register: Callable[..., None]) -> None:
     states = {"up": State(key={"name": "text"}, aggregates={"amount": Sum("amount")})}
     register(upstream := Pipeline("upstream", Files("upstream", format="csv", schema=SCHEMA), states))
     flow = Tally(store, upstream.spec)
@@ -213,8 +195,8 @@ def test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next(
 def test_rows_that_a_policy_hides_are_not_taken_for_missing(tables: Tables, as_owner: Callable[..., Any]) -> None:
     """Row-level security would hide them from the role of Spark's tasks without an error."""
     pipeline = declare(tables)
-    as_owner(sa.text("ALTER TABLE state.per_name ENABLE ROW LEVEL SECURITY"))
-    as_owner(sa.text("CREATE POLICY of_commits ON state.per_name TO tidegate USING (true)"))
+    policy = "CREATE POLICY of_commits ON state.per_name TO tidegate USING (true)"
+    as_owner(sa.text(f"ALTER TABLE state.per_name ENABLE ROW LEVEL SECURITY; {policy}"))
     tables.put_rows(SCHEMA, FIRST)
     tables.plan(pipeline, "run")
     assert "row-level security" in tables.refused(pipeline, AccessRefused)

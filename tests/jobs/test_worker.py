@@ -5,19 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.schema import DropTable
 
 from tests import steps
 from tests.acceptance.conftest import SALES as DECLARED
 from tests.acceptance.conftest import clean_state, stored_state, write_sales
-from tests.sources.in_process import counted_here
-from tests.store import Commit, state_tables, tables
+from tests.integration.conftest import holding
+from tests.statements import execute
+from tests.store import Commit
 from tidegate.jobs.engine.processing import Done, Processed
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import RangeRefused, SchemaOutOfDate, SparkUnavailable, UnknownBatch, UnknownPipeline
-
-__all__ = ["counted_here"]  # a fixture
 
 SALES = replace(DECLARED, name="inbox")  # of this name, so that all tests share one Spark session
 
@@ -51,7 +48,7 @@ RANGES: list[tuple[dict[str, int], str]] = [
 
 
 @pytest.mark.promise("error:RANGE_REFUSED", "error:UNKNOWN_PIPELINE")
-def test_a_range_pipeline_or_batch_that_cannot_be_is_refused_before_anything_is_opened(settings: Settings) -> None:
+def test_a_range_pipeline_or_batch_that_cannot_be_is_refused_at_once(settings: Settings, store: StateStore) -> None:
     for arguments, message in RANGES:
         with pytest.raises(RangeRefused, match=message):
             steps.plan(settings, SALES, run_id="run", **arguments)
@@ -61,8 +58,7 @@ def test_a_range_pipeline_or_batch_that_cannot_be_is_refused_before_anything_is_
         steps.plan(settings, replace(SALES, name="other"), run_id="run")
     with pytest.raises(UnknownBatch, match="inbox has no txid 7"):
         process(settings, 7)
-    with StateStore.connect(settings) as store:
-        assert store.last_opened("inbox") is None
+    assert store.last_opened("inbox") is None
 
 
 @pytest.mark.promise("error:SPARK_UNAVAILABLE")
@@ -76,9 +72,8 @@ def test_steps_may_be_repeated(settings: Settings) -> None:
     assert str(process(settings, 1)) == "inbox 1 processed already"
     first = commit(settings, 1)
     assert str(process(settings, 1)) == "inbox 1:2 committed already"
-    again = commit(settings, 1)
-    assert (first.already_committed, again.already_committed) == (False, True)
-    assert (again.attempt, again.key_count, again.committed_at) == (2, first.key_count, first.committed_at)
+    assert (first.attempt, first.already_committed) == (2, False)
+    assert commit(settings, 1) == replace(first, already_committed=True)
     assert commit(settings, 2).attempt == 1
     assert stored_state(settings, SALES) == clean_state(settings.home)
 
@@ -89,12 +84,10 @@ def test_the_task_that_seals_the_next_batch_commits_what_is_ready(settings: Sett
     """With the sealed batches after it; batches after a gap wait. It does not wait for another task that is committing."""
     write_sales(settings.home, "05", "06")
     assert steps.plan(settings, SALES, run_id="first") == [1, 2, 3]
-    with StateStore.connect(settings) as other, other.engine.begin() as connection:
-        connection.execute(sa.select(tables.cursor).with_for_update())
+    with holding(settings, "SELECT FROM tidegate.cursor FOR UPDATE"):
         assert process(settings, 1, commit_ready=True).outcome is Done.SEALED
     process(settings, 3, commit_ready=True)
     assert [phase_of(settings, txid) for txid in (1, 2, 3)] == ["committed", "planned", "processed"]
-
     real = StateStore.committed
 
     def committed(store: StateStore, pipeline: str) -> int:
@@ -115,12 +108,9 @@ def test_lost_or_damaged_staging_is_staged_again(settings: Settings) -> None:
     steps.plan(settings, SALES, run_id="run")
     for txid in (1, 2):
         process(settings, txid)
-    lost, added = (state_tables.staging_table_of(SALES.spec.states[0], txid, 1) for txid in (1, 2))
-    row = {"shop": "north", "sold": 99, "cents": 99, "least": 0, "most": 999, "task_attempt": 2**40}
-    with StateStore.connect(settings) as store, store.engine.begin() as connection:
-        connection.execute(DropTable(lost))
-        connection.execute(sa.insert(added).values(row))
-
+    columns = "shop, sold, cents, least, most, task_attempt"
+    damage = f"INSERT INTO staging.per_shop_2_1 ({columns}) VALUES ('north', 99, 99, 0, 999, 1000000000000)"
+    execute(settings.conninfo(), f"DROP TABLE staging.per_shop_1_1; {damage}")
     assert commit(settings, 1).attempt == 2
     assert commit(settings, 2).attempt == 1
     assert stored_state(settings, SALES) == clean_state(settings.home)

@@ -33,7 +33,8 @@ MUTANTS = (
         "test_a_redo_is_refused_if_a_pipeline_follows_meanwhile",
     ),
     ACTIONS("a-redo-of-what-is-being-rebuilt", "I24", "redo")(
-        "[-check_not_rebuilt(connection, spec, txid)-]{+pass+}", "test_a_redo_of_what_is_being_rebuilt_is_refused"
+        "[-check_not_rebuilt(connection, spec, txid)-]{+pass+}",
+        "test_what_is_redone_during_a_rebuild_is_planned_again_or_refused",
     ),
     ACTIONS("a-redo-owes-no-ack", "I13", "redo")(
         "[-batches.owe_ack(connection, spec.name, txid, awaits_ack=request.awaits_ack)-]{+pass+}",
@@ -83,24 +84,24 @@ MUTANTS = (
     PRUNING("what-was-removed-is-not-noted", "I18", "prune")(
         "[-_note(connection, state, up_to_txid)-]{+pass+}",
         "test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",
-        "test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused",
+        "test_a_follower_stops_before_it_plans_a_range_that_lacks_changes",
     ),
     PRUNING("a-partition-that-a-follower-needs-is-removed", "I18", "prune_ranges")(
         "if partition in attached and newest > [-removal.up_to_txid-]{+committed+}:",
-        "test_pruning_waits_for_followers_and_is_known_to_later_ones",
+        "test_pruning_waits_for_followers_and_stops_later_ones",
     ),
     PRUNING("changes-of-the-txid-after-are-removed", "I18", "prune")(
         "end = up_to_txid + [-1-]{+1000+} if up_to_txid < committed else MAX_TXID",
         "test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",
     ),
     ACKS("an-ack-that-fails-keeps-all-others-waiting", "name:Pipeline", "(module)")(
-        "MOST_FAILED_ACKS = [-10-]{+1+}", "test_the_source_is_called_after_commits_and_failures"
+        "MOST_FAILED_ACKS = [-10-]{+1+}", "test_a_source_hears_of_commits_and_failures"
     ),
     PRUNING("a-partition-that-is-to-stay-is-dropped", "verb:prune", "_remove")(
         "elif [-detaches-]{+False+}:", "test_a_detached_partition_stays_as_a_table"
     ),
     RANGES_PY("a-negative-number-is-in-the-next-range", "decision:0044", "_needed")(
-        "(number + 1) // length[- - 1-]", "test_each_row_is_in_the_partition_of_its_number"
+        "(number + 1) // length[- - 1-]", "test_each_row_is_in_the_partition_of_its_time_or_number"
     ),
     RANGES_PY("ranges-of-two-lengths-in-one-table", "decision:0044", "add_missing")(
         "[-_check_every(connection, divided)-]{+pass+}", "test_a_table_is_divided_otherwise_with_all_its_rows"

@@ -86,14 +86,14 @@ MUTANTS = (
     BATCHES("the-metadata-of-a-replay-is-taken-for-a-position", "I12", "position_of")(
         'return metadata[-["source"] if metadata is not None and QUARANTINED in metadata else metadata-]',
         "test_a_replay_is_a_separate_batch_and_counts_once",
-        "test_bad_records_are_set_aside_and_replayed_under_the_rules_of_the_day",
+        "test_bad_records_are_set_aside_and_replayed",
     ),
     BATCHES("a-late-ack-counts-for-a-redo", "I13", "note_ack")(
         "b.txid == txid[-, counts-])", "test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo"
     ),
     COMMIT_RECORD("the-last-commit-owes-no-ack", "I8", "awaiting_acks")(
         "b.txid <[-=-] c.txid",
-        "test_the_source_is_called_after_commits_and_failures",
+        "test_a_source_hears_of_commits_and_failures",
         "test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo",
     ),
     FILES("a-file-counts-twice", "I12", "write")(
@@ -109,7 +109,10 @@ MUTANTS = (
         "an-error-that-postgres-cannot-store-is-lost",
         "fault:plan-fails-its-source-is-away-or:processing",
         "_Message.process_bind_param",
-    )("return None if value is None else [-storable(value)-]{+value+}", "test_an_error_that_postgres_cannot_store_is_escaped"),
+    )(
+        "return None if value is None else [-storable(value)-]{+value+}",
+        "test_the_first_of_a_row_of_failures_dates_it_and_the_newest_says_why",
+    ),
     STORE("a-plan-that-has-not-asked-its-source-has-succeeded", "I20", "StateStore.open_batches")(
         "if metadata [-is not None-]{+or txids+}:", "test_a_plan_that_has_not_asked_the_source_proves_nothing"
     ),

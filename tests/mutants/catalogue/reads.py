@@ -33,7 +33,7 @@ MUTANTS = (
     ),
     LOOKUP("the-latest-is-another-one-in-each-task", "I17", "Reading._fetch")(
         "imported = [] if self.snapshot is None {+or self.snapshot +}else [",
-        "test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next",
+        "test_the_latest_is_one_snapshot_for_an_attempt",
     ),
     ROWS("a-range-lacks-its-end", "I17", "_within")(
         "sa.tuple_(*columns) <[-=-] given)", "test_rows_are_read_by_key_and_in_ranges"

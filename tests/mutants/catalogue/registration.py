@@ -45,7 +45,7 @@ MUTANTS = (
     ),
     REGISTRATION("a-broken-chain-becomes-transactional", "I12", "_check_planned")(
         "if later.continues [-!= earlier.digest-]{+is None+}:",
-        "test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_again",
+        "test_no_source_gets_transactional_while_a_batch_waits_for_a_new_plan",
     ),
     CHANGES_PY("states-may-change-once-batches-have-committed", "I16", "check")(
         "if refusals{+ and not committed+}:", "test_a_declaration_is_fixed_from_the_first_commit_on"
@@ -107,7 +107,7 @@ MUTANTS = (
     ),
     REBUILDS_PY("a-rebuild-goes-on-for-another-declaration", "I24", "_check_same")(
         "if known.fingerprint [-!= rebuild.fingerprint-]{+is None+}:",
-        "test_a_declaration_that_changes_during_its_rebuild_needs_another_version",
+        "test_what_would_count_twice_or_see_other_states_is_not_rebuilt",
     ),
     REBUILDS_PY("a-rebuild-runs-an-authors-update-again", "I24", "_why_never")(
         "if state.updates{+ and not state+}:", "test_what_would_count_twice_or_see_other_states_is_not_rebuilt"
@@ -125,7 +125,7 @@ MUTANTS = (
     ),
     REBUILDS_PY("a-rebuild-has-what-was-before-a-redo", "I24", "follow_decisions")(
         "if [-QUARANTINED not in now and batches.encode_metadata(now) != metadata[-1]-]{+not now+}:",
-        "test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_again",
+        "test_what_is_redone_during_a_rebuild_is_planned_again_or_refused",
     ),
     PIPELINE("a-state-that-cannot-be-redone-is-taken-for-exactly-once", "I13", "exactly_once")(
         '"opaque": ("opaque",[-)-]{+ "transactional")+}',

@@ -247,7 +247,8 @@ MUTANTS = (
         'if self._kind == "{+non-+}transactional":', "test_a_partition_that_is_away_stops_a_transactional_source_only"
     ),
     CHANGES("a-policy-hides-changes-from-a-follower", "I1", "_connected")(
-        'cursor.execute("SET LOCAL row_security = [-off-]{+on+}")', "test_a_policy_that_hides_changes_stops_a_follower"
+        'cursor.execute("SET LOCAL row_security = [-off-]{+on+}")',
+        "test_a_follower_stops_before_it_plans_a_range_that_lacks_changes",
     ),
     SOURCE_CONNECTION("a-limit-of-the-source-s-server-ends-a-read", "I20", MODULE)(
         "SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN {+('none') AND name IN +}",
