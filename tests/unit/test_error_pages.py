@@ -15,11 +15,9 @@ from tidegate.explain import error_pages
 from tidegate.state_store.base.errors import TidegateError
 
 SECTIONS = ["How it comes about", "What the ledger did", "What to do"]
-FACTS = re.compile(r"^Fault: ([A-Z]+)\. Exit code: (\d+)\.$", re.MULTILINE)
 INLINE = re.compile(r"`(tidegate [a-z][^`]*)`")
 # A verb, a pipeline that is filled in, and what follows it.
 PRINTED = re.compile(r'tidegate [a-z]+(?: [a-z]+)? 7(?: (?:7|[A-Z]{3,}|--[a-z-]+(?: (?:7|"[^"]*"|\.\.\.|[A-Z]+))?))*')
-PLACE = re.compile(r"\b[A-Z]{3,}\b")
 SHOWN = re.compile(r"^\s*\$ (tidegate .*)$", re.MULTILINE)
 
 
@@ -49,7 +47,7 @@ def test_every_error_has_a_page_that_agrees_with_the_code_and_every_page_an_erro
         page, error = error_pages.markdown(code), errors()[code]("")
         assert page.startswith(f"# {code}\n\n")
         assert re.findall(r"^## (.*)$", page, re.MULTILINE) == SECTIONS, code
-        ((fault, number),) = FACTS.findall(page)
+        ((fault, number),) = re.findall(r"^Fault: ([A-Z]+)\. Exit code: (\d+)\.$", page, re.MULTILINE)
         assert (fault, int(number)) == (error.fault.name, exit_code(error)), code
         assert 12 <= len(page.splitlines()) <= 50, code
         assert max(map(len, page.splitlines())) <= 150, code
@@ -68,7 +66,7 @@ def test_commands_that_messages_print_can_be_typed() -> None:
         for node in ast.walk(ast.parse((REPOSITORY / path).read_text())):
             if isinstance(node, ast.JoinedStr):
                 text = "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values)
-                printed |= {(path, PLACE.sub("7", line)) for line in PRINTED.findall(text)}
+                printed |= {(path, re.sub(r"\b[A-Z]{3,}\b", "7", line)) for line in PRINTED.findall(text)}
     assert len(printed) > 30
     for path, line in sorted(printed):
         command = command_lines.check(line)

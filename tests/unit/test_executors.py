@@ -1,10 +1,9 @@
 """What travels to executors elsewhere, when, under which name; and which packages they need."""
 
 import traceback
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,33 +15,28 @@ from tidegate.state_store.base.errors import SettingsInvalid
 ELSEWHERE = Settings(spark_remote="sc://spark.example.com:15002")
 
 
-def sent(settings: Settings = ELSEWHERE, modules: Sequence[str] = ()) -> Any:
-    found = artifacts_for(settings, modules)
-    assert found is not None
-    return found
-
-
 @pytest.mark.promise("decision:0035")
 def test_the_archive_is_named_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {"__init__.py": "", "inner/code.py": "x = 1", "inner/table.json": "{}", "inner/.hidden": ""}.items():
         (file := tmp_path / "author_of_test" / name).parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    first, again = (sent(modules=["author_of_test.inner.code"]) for _ in range(2))
+    sent = partial(artifacts_for, ELSEWHERE, ["author_of_test.inner.code"])
+    first, again = (sent() for _ in range(2))
     assert (first.name, first.archive()) == (again.name, again.archive())
     theirs = {"__init__.py", "inner/code.py", "inner/table.json"}
     assert {name for name in first.modules if "author_of_test" in name} == {f"author_of_test/{name}" for name in theirs}
     ours = ("__init__.py", "jobs/__init__.py", "state_store/connections/copy_into_staging.py")
     assert {f"tidegate/{name}" for name in ours} <= first.modules.keys()
     (tmp_path / "author_of_test/inner/table.json").write_text("[]")
-    assert sent(modules=["author_of_test.inner.code"]).name != first.name
+    assert sent().name != first.name
 
 
 def test_a_password_file_travels_under_a_name_that_says_nothing(tmp_path: Path) -> None:
     passfile = tmp_path / "pgpass"
     passfile.write_text("*:*:*:tidegate_stager:secret")
     settings = replace(ELSEWHERE, executor_passfile=passfile, executor_conninfo="host=db.internal sslmode=verify-full")
-    conninfo, artifacts = conninfo_of_tasks(settings), sent(settings)
+    conninfo, artifacts = conninfo_of_tasks(settings), artifacts_for(settings, [])
     (name,) = artifacts.files
     assert conninfo["passfile"] == SessionFile(name)
     assert artifacts.files[name] == passfile.read_bytes()

@@ -16,18 +16,10 @@ from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceUnreadable
 
 TEXT = Files("inbox", format="text")
-NAMES = (
-    "a.json",
-    "b.jsonl",
-    "c{1,2}.csv",
-    "d.part.csv",
-    "e[1].csv",
-    "x/f.json",
-    "x/y/g.json",
-    "_h.json",
-    "_z/i.json",
-    "j.part",
-)
+NAMES = [
+    *("a.json", "b.jsonl", "c{1,2}.csv", "d.part.csv", "e[1].csv", "x/f.json", "x/y/g.json"),
+    *("_h.json", "_z/i.json", "j.part"),
+]
 
 
 def write(folder: Path, *names: str, content: str = "") -> None:
@@ -97,9 +89,8 @@ def test_a_folder_is_read_once_its_marker_is_there(tmp_path: Path, caplog: pytes
     read = ["dt=1/hour=1/b.csv", "dt=2/c.csv", "dt=2/hour=7/d.csv"]
     assert planned("dt=2/_SUCCESS") == read
     assert planned("_SUCCESS", "dt=2/late.csv") == [*read, "dt=2/late.csv", "top.csv"]
-    assert source.held_back(settings) == (
-        f"In {tmp_path / 'in'} 2 folder(s) with files have no _SUCCESS yet, such as dt=1: they are read once it is there."
-    )
+    wait = "2 folder(s) with files have no _SUCCESS yet, such as dt=1: they are read once it is there."
+    assert source.held_back(settings) == f"In {tmp_path / 'in'} {wait}"
     assert len(planned("dt=1/_SUCCESS", "dt=3/_SUCCESS")) == 7
     assert source.held_back(settings) is None
 

@@ -27,9 +27,8 @@ def lists(*batches: list[tuple], **source: Any) -> FixedBatches:
 
 
 def test_the_kind_is_that_of_the_weakest_input() -> None:
-    a, opaque = (
-        Files(folder, format="csv", schema=COLUMNS, kind=kind) for folder, kind in (("a", "transactional"), ("b", "opaque"))
-    )
+    a = Files("a", format="csv", schema=COLUMNS)
+    opaque = replace(a, folder="b", kind="opaque")
     assert Inputs({"a": a, "b": replace(opaque, kind="transactional")}).kind == "transactional"
     assert Inputs({"a": a, "b": opaque, "planes": PLANES}).kind == "opaque"
     assert Inputs({"a": Kafka("a", kind="opaque"), "b": lists(kind="non-transactional")}).kind == "non-transactional"
@@ -38,7 +37,6 @@ def test_the_kind_is_that_of_the_weakest_input() -> None:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Settings of a project folder, in which files count as complete at once."""
     return Settings(home=tmp_path, min_file_age_seconds=0)
 
 

@@ -24,10 +24,11 @@ PIPELINE = Pipeline(
     "orders", FixedBatches([[("a",)]], SCHEMA), {"per_word": State(key={"word": "text"}, aggregates={"n": Count()})}
 )
 """
-FOUND = (
-    "import json; from tidegate.jobs.registry import all_pipelines, folder; "
-    "print(json.dumps([folder(), [(p.name, list(p.source.schema)) for p in all_pipelines().pipelines]]))"
-)
+FOUND = """
+import json
+from tidegate.jobs.registry import all_pipelines, folder
+print(json.dumps([folder(), [(p.name, list(p.source.schema)) for p in all_pipelines().pipelines]]))
+"""
 
 
 def tidegate(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -74,17 +75,12 @@ def test_a_projects_pipelines_are_found_from_a_folder_within(shop: Path) -> None
 @pytest.mark.promise("security:another-account-that-can-write-into-project")
 @pytest.mark.parametrize("place", ["", "deep", "__pycache__/orders.cpython-311.pyc", "_source.py", "quick.so"])
 @pytest.mark.parametrize("part", ["pipelines", "migrations", "dags"])
-def test_code_that_others_may_have_written_is_not_run(
-    shop: Path, part: project.Part, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_other_accounts_is_not_run(shop: Path, part: project.Part, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = shop / part / place
     if place:
         (shop / part / "of_an_editor.py").symlink_to("nowhere")
-    if written.suffix:
-        written.parent.mkdir(exist_ok=True)
-        written.touch()
-    else:
-        written.mkdir(exist_ok=True)
+    (written.parent if written.suffix else written).mkdir(exist_ok=True)
+    written.touch()
     written.chmod(0o777)
     monkeypatch.delenv(project.HOME_VARIABLE, raising=False)
     monkeypatch.chdir(shop)
@@ -148,6 +144,7 @@ subprocess.Popen("sleep 1; echo afterwards", shell=True)
 sys.stdout.close()
 sys.__stdout__.close()
 """
+MUTE = "class E(Exception):\n    def __str__(self):\n        raise SystemExit\nraise E"
 # A module, and what is said of it: the beginning, and, below the folder, the end.
 REFUSED = "SettingsInvalid: "
 MODULES = {
@@ -157,18 +154,13 @@ MODULES = {
     "misnamed": (DECLARATION.format(name="A-b"), "ValueError: 'A-b_state' cannot be the name of a", "misnamed.py, line 3)"),
     "nul": ("\0", "", ")"),
     "parses_not": ("\ndef f(:", "SyntaxError: ", "parses_not.py, line 2)"),
-    "says_nothing": (
-        "class E(Exception):\n    def __str__(self):\n        raise SystemExit\nraise E",
-        "E (its text cannot be made: SystemExit)",
-        "says_nothing.py, line 4)",
-    ),
+    "says_nothing": (MUTE, "E (its text cannot be made: SystemExit)", "says_nothing.py, line 4)"),
     "stops": ("raise GeneratorExit", REFUSED, "stops.py, line 1)"),
 }
 
 
 def test_whatever_a_module_writes_or_raises_the_others_are_found(tmp_path: Path) -> None:
-    folder = tmp_path / "pipelines"
-    folder.mkdir()
+    (folder := tmp_path / "pipelines").mkdir()
     (folder / "loud.py").write_text(LOUD + DECLARATION.format(name="loud"))
     for name, (code, *_) in MODULES.items():
         (folder / f"{name}.py").write_text(code)

@@ -9,7 +9,6 @@ import pytest
 import tidegate
 from tests.checkout import REPOSITORY, SUBPACKAGES, build_wheel, python, tracked
 
-PUBLIC = "from tidegate import " + ", ".join(tidegate.__all__)
 # Documents are read by the verbs `error`, `why` and `schema`, and by the operator's page.
 PARTS = (*(f"{part}/" for part in SUBPACKAGES), "docs/errors/", "docs/json/")
 
@@ -28,7 +27,7 @@ def test_every_public_name_is_there_beside_packages_of_the_same_names(tmp_path: 
         (tmp_path / "other" / package).mkdir(parents=True)
         (tmp_path / "other" / package / "__init__.py").write_text("HERE = 'another project'\n")
     loaded = f"[__import__(name).HERE for name in {SUBPACKAGES!r}]"
-    program = f"{PUBLIC}; import json; from tidegate import jobs, migrations; "
+    program = f"from tidegate import {', '.join(tidegate.__all__)}; import json; from tidegate import jobs, migrations; "
     program += f"print(json.dumps([jobs.__file__, batch_dag.__module__, {loaded}]))"
     done = python(program, tmp_path, path=(tmp_path / "other", shipped))
     assert done.returncode == 0, done.stderr

@@ -11,20 +11,14 @@ RULES = set(re.findall(r"^- \*\*(I\d+) ", (REPOSITORY / "docs/protocol.md").read
 # Names of files of this project, as prose and docstrings write them.
 FOLDERS = "examples|dags|jobs|state_store|migrations|tidegate|tests|docs|compose|deploy"
 FILE = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]*\w\.(?:py\.mako|py|md|sql|sh|yml|yaml|env|service))\b")
-KNOWN = {
-    *tracked(),
-    "dags/orders.py",
-    "tests/test_orders.py",
-    "compose/local.env",
-}  # the last ones are files that readers write
-LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)(?:#[^)]*)?\)")
+KNOWN = {*tracked(), "dags/orders.py", "tests/test_orders.py", "compose/local.env"}  # readers write the last ones
 
 
 def unresolved(name: str) -> set[str]:
     text = (REPOSITORY / name).read_text()
     missing = set(re.findall(r"\bI\d{1,2}\b", text)) - RULES
     if not name.startswith("tests/"):  # tests make up files
-        links = LINK.findall(text) if name.endswith(".md") else []
+        links = re.findall(r"\]\((?!https?://|#)([^)\s#]+)(?:#[^)]*)?\)", text) if name.endswith(".md") else []
         missing |= {link for link in links if not (REPOSITORY / name).parent.joinpath(link).exists()}
         missing |= set(FILE.findall(text)) - KNOWN
     return missing

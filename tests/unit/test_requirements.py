@@ -10,14 +10,13 @@ from packaging.utils import canonicalize_name
 from tests.checkout import REPOSITORY
 from tests.unit.test_imports import FILES, imports
 
-LOCKS = ("requirements-build.txt", "requirements-lowest.txt", "requirements.txt", "requirements-dev.txt")
 # Imported where a source, a login or a listener asks for them: messages say what to install.
 OPTIONAL = {"boto3", "obstore", "openlineage", "pyiceberg", "requests_gssapi"}
 
 
 @pytest.mark.promise("security:package-index-or-maven-repository-that-sends")
 def test_nothing_is_installed_but_by_version_and_hash() -> None:
-    for name in LOCKS:
+    for name in ("requirements-build.txt", "requirements-lowest.txt", "requirements.txt", "requirements-dev.txt"):
         text = re.sub(r"^\s*#.*\n", "", (REPOSITORY / name).read_text(), flags=re.MULTILINE).replace("\\\n", " ")
         requirements = [line for line in text.splitlines() if line.strip()]
         assert requirements, name

@@ -17,14 +17,13 @@ FIELDS = [field for field in dataclasses.fields(Settings) if field.name != "home
 VARIABLES = Settings.environment_names()
 
 
-def value_for(field: dataclasses.Field[Any], number: int) -> tuple[str, Any]:
-    """Return a setting's text, and the value that it is read as, different for each number."""
+def value_for(field: dataclasses.Field[Any], number: int) -> Any:
+    """Return a setting's value, different for each number."""
     if choices := field.metadata["choices"]:
-        return choices[-number % len(choices)], choices[-number % len(choices)]
+        return choices[-number % len(choices)]
     if field.type is int:
-        return str(1000 + number), 1000 + number
-    text = f"/somewhere/{number}"
-    return text, text if field.type in {str, str | None} else Path(text)
+        return 1000 + number
+    return (str if field.type in {str, str | None} else Path)(f"/somewhere/{number}")
 
 
 def write_toml(home: Path, content: str) -> Path:
@@ -36,7 +35,7 @@ def write_toml(home: Path, content: str) -> Path:
 def write_stack(home: Path, **content: Any) -> Path:
     file = home / ".tidegate" / "stack.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"ports": {}, **content}))
+    file.write_text(json.dumps({"ports": {}, **content}, default=str))
     return file
 
 
@@ -51,13 +50,11 @@ def test_each_setting_comes_from_the_first_place_that_has_it(tmp_path: Path, fie
         assert (getattr(found, field.name), origins[field.name]) == (value, str(origin))
 
     check(field.default, "default")
-    text, value = value_for(field, 1)
-    check(value, write_stack(tmp_path, settings={field.name: value if isinstance(value, int) else text}))
-    text, value = value_for(field, 2)
-    check(value, write_toml(tmp_path, f"{field.name} = {value if isinstance(value, int) else json.dumps(text)}"))
-    text, value = value_for(field, 3)
+    first, second, third = (value_for(field, number) for number in (1, 2, 3))
+    check(first, write_stack(tmp_path, settings={field.name: first}))
+    check(second, write_toml(tmp_path, f"{field.name} = {json.dumps(second, default=str)}"))
     variable = VARIABLES[field.name]
-    check(value, f"environment {variable}", **{variable: text})
+    check(third, f"environment {variable}", **{variable: str(third)})
 
 
 def test_a_copied_project_does_not_lead_to_the_stack_of_the_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,10 +9,9 @@ from tidegate.jobs.sources.files.formats.records import text_records
 from tidegate.jobs.sources.files.formats.records.text_records import Grammar, chunks
 
 MEBIBYTE = 1 << 20
-CSV = {"separator": b","}
 GRAMMARS = {
     "lines": Grammar(blank_lines=True),
-    "csv": Grammar(**CSV, blank_lines=True),
+    "csv": Grammar(separator=b",", blank_lines=True),
     "csv of its own": Grammar(separator=b",", escape=b"/", blank_lines=True),
     "a longer line end": Grammar(line_end=b"<>", blank_lines=True),
 }
@@ -39,7 +38,7 @@ def test_records_that_are_too_long_are_told_however_blocks_fall(name: str, monke
 
 
 @pytest.mark.promise("limit:MAX_RECORD_BYTES")
-@pytest.mark.parametrize("grammar", [Grammar(), Grammar(**CSV), Grammar(whole=True)], ids=["lines", "csv", "whole"])
+@pytest.mark.parametrize("grammar", [Grammar(), Grammar(separator=b","), Grammar(whole=True)], ids=["lines", "csv", "whole"])
 def test_a_record_without_an_end_takes_bounded_memory(grammar: Grammar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_records, "MAX_RECORD_BYTES", MEBIBYTE)
     tracemalloc.start()

@@ -1,7 +1,4 @@
-"""The verdicts of the commit, of the start of an attempt and of turns, over all combinations of facts in a small scope.
-
-Numbers such as I3 are rules of docs/protocol.md.
-"""
+"""The verdicts of the commit, of the start of an attempt and of turns, over all combinations of facts in a small scope."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -24,13 +21,9 @@ YES_AND_NO = (True, False)
 
 
 class Spec(PipelineSpec):
-    @cached_property
-    def fingerprint(self) -> str:  # type: ignore[override]
-        return super().fingerprint
+    """What is asked of it again and again is computed once."""
 
-    @cached_property
-    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
-        return super().tables
+    fingerprint, tables = map(cached_property, (PipelineSpec.fingerprint.fget, PipelineSpec.tables.fget))
 
 
 def _spec(**changed: Any) -> Spec:
@@ -88,15 +81,6 @@ def facts(spec: PipelineSpec, committed: int, *batches: commit_facts.BatchFacts,
     return commit_facts.CommitFacts(cursor, retired, registered, {each.locked.txid: each for each in batches})
 
 
-def outcome(decide: Callable[[], Any]) -> Any:
-    try:
-        return decide()
-    except errors.TidegateError as error:
-        return type(error)
-
-
-# the commit
-
 STRANGE = commit_facts.StrangeTable("p", "s", 2, False, False, True, None)
 REGISTERED: dict[str, tuple[dict[str, Any], type[errors.TidegateError] | None]] = {
     "as declared": ({}, None),
@@ -132,9 +116,10 @@ def test_a_batch_commits_only_if_no_rule_is_broken(spec: Spec) -> None:
             None if given_up else undeclared,
         ]
         first = next((error for error in broken if error), None)
-
-        decided = outcome(lambda shown=shown, txid=txid: verdicts.may_commit(shown, spec, txid, 100))
-
+        try:
+            decided = verdicts.may_commit(shown, spec, txid, 100)
+        except errors.TidegateError as error:
+            decided = type(error)
         assert decided is (first or found), (name, broken)
         commits += first is None
     assert commits == 1 + 10 * len(REGISTERED), "one is sealed as it should be; given up, it needs no attempt"
@@ -158,8 +143,6 @@ def test_batches_are_merged_together_up_to_the_first_that_is_not_ready() -> None
         assert count == 1 or sum(sizes[:count]) <= most
         assert count == 3 or chosen[count] in of_kinds or (together and sum(sizes[: count + 1]) > most)
 
-
-# the start of an attempt
 
 NEW = {
     "fresh": None,
@@ -189,7 +172,6 @@ def starts() -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def check_start(now: dict[str, Any], chosen: Any) -> None:
-    """Compare the start of an attempt with the rules."""
     spec = now["spec"]
     assert chosen.continues == digest(2) or (now["is_kept"] and chosen is now["planned"]), "I12"
     if now["look"] == "fresh":
@@ -234,39 +216,24 @@ def test_an_attempt_starts_only_where_the_protocol_lets_it_or_has_its_reason() -
     assert inputs > 1000
 
 
-# turns
-
-
 @pytest.mark.promise("I3", "I20", "I23")
 def test_turns_open_in_order_and_wait_only_for_batches_that_come() -> None:
-    sealed_long_ago = {
-        f"sealed {s} s ago": attempt(OPAQUE, **SEALED | {"sealed_seconds": s}) for s in (-1.0, 29.0, 30.0, 200.0)
-    }
-    newest_ones = attempts_of(OPAQUE) | sealed_long_ago
+    waited = {f"sealed {s} s ago": attempt(OPAQUE, **SEALED | {"sealed_seconds": s}) for s in (-1.0, 29.0, 30.0, 200.0)}
+    newest_ones, unended_ones = attempts_of(OPAQUE) | waited, ((None, None), (4, 1), (4, 0), (9, 1))
     for name, committed, paused, retired, alone, merge, halted, unended, given_up, awaits in product(
-        newest_ones,
-        (1, 2, 3),
-        *[YES_AND_NO] * 3,
-        (None, 10.0),
-        (None, 3, 4),
-        ((None, None), (4, 1), (4, 0), (9, 1)),
-        *[YES_AND_NO] * 2,
+        newest_ones, (1, 2, 3), *[YES_AND_NO] * 3, (None, 10.0), (None, 3, 4), unended_ones, *[YES_AND_NO] * 2
     ):
         newest = newest_ones[name]
         of_pipeline = (committed, 2, NOW if paused else None, NOW if retired else None, alone, OPAQUE.fingerprint, merge)
-        now = batch_turns.TurnFacts(
-            *("p", 3, *of_pipeline, halted, "why", *unended, int(newest is not None), "why" if given_up else None),
-            awaits_ack=awaits,
-            newest=newest,
-        )
+        of_batch = (halted, "why", *unended, int(newest is not None), "why" if given_up else None)
+        now = batch_turns.TurnFacts("p", 3, *of_pipeline, *of_batch, awaits_ack=awaits, newest=newest)
         turn = batch_turns.turn(now)
         is_next, is_committed = committed == 2, committed == 3
         has_ended = newest is not None and (newest.sealed_at or newest.failed_at) is not None
         coming, begun = unended
         others_come = coming is not None and coming - committed <= 2 and not alone and not (paused and not begun)
-        waited = newest.sealed_seconds if newest and newest.sealed_seconds is not None else -1.0
-        waits = others_come and 0 <= waited < min(3 * (merge or 0), 180)
-
+        since = newest.sealed_seconds if newest and newest.sealed_seconds is not None else -1.0
+        waits = others_come and 0 <= since < min(3 * (merge or 0), 180)
         assert turn.opens == (is_committed or (is_next and (given_up or (has_ended and not waits)))), "I3, I20"
         assert turn.begins == (3 - committed <= 2 and not (paused and newest is None)), "I3"
         assert (turn.halted is not None) == ((retired and not is_committed) or halted == 3), "I20, I23"

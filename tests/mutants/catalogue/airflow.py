@@ -115,7 +115,7 @@ MUTANTS = (
         "return try_number - (max_tries - retries){+ - 1+}", "test_a_cleared_task_processes_its_batch_again"
     ),
     AIRFLOW_REPORT("a-paused-dag-is-said-to-go-on", "verb:why", "causes_of")(
-        "if facts.paused_page is not None{+ and facts.run is None+}:", "test_no_run_of_a_paused_dag_is_said_to_go_on"
+        "if facts.paused_page is not None{+ and facts.run is None+}:", "test_each_obstacle_is_named_and_a_run_that_goes_on"
     ),
     SUPERVISOR("a-part-of-airflow-that-hangs-is-left", "verb:up", "Supervised.note_silence")(
         "[-self.process.kill()-]{+pass+}", "test_a_component_that_lives_without_a_heartbeat_is_started_again"

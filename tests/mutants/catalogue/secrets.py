@@ -23,7 +23,7 @@ MUTANTS = (
         "except [-BaseException-]{+TypeError+} as failed:", "test_whatever_a_module_writes_or_raises_the_others_are_found"
     ),
     PROJECT_PY("a-module-that-others-may-write-is-run", "security:another-account-that-can-write-into-project", "folder_of")(
-        'places = [folder[-, *folder.rglob("*")-]]', "test_code_that_others_may_have_written_is_not_run"
+        'places = [folder[-, *folder.rglob("*")-]]', "test_code_of_other_accounts_is_not_run"
     ),
     SETTINGS_PY(
         "a-server-need-not-prove-that-it-knows-the-password",
@@ -39,14 +39,14 @@ MUTANTS = (
         "test_a_settings_file_that_all_may_write_is_ignored_with_a_warning",
     ),
     PROJECT_PY("code-that-all-may-write-is-run", "security:another-account-that-can-write-into-project", "folder_of")(
-        "and folder.[-is_dir-]{+is_file+}():", "test_code_that_others_may_have_written_is_not_run"
+        "and folder.[-is_dir-]{+is_file+}():", "test_code_of_other_accounts_is_not_run"
     ),
     PROJECT_PY("a-running-stack-trusts-what-it-has-found", "security:another-account-that-can-write-into-project", "is_named")(
         "bool(environ.get(HOME_VARIABLE))[- and not environ.get(FOUND_VARIABLE)-]",
-        "test_code_that_others_may_have_written_is_not_run",
+        "test_code_of_other_accounts_is_not_run",
     ),
     PROJECT_PY("what-every-account-may-write-is-trusted", "security:another-account-that-can-write-into-project", "_distrust")(
-        "if found.st_mode & stat.[-S_IWOTH-]{+S_ISUID+}:", "test_code_that_others_may_have_written_is_not_run"
+        "if found.st_mode & stat.[-S_IWOTH-]{+S_ISUID+}:", "test_code_of_other_accounts_is_not_run"
     ),
     WITNESS("others-may-read-the-witness", "security:another-account-in-file-system", "_write")(
         "os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, [-0o600-]{+0o644+})",

@@ -24,7 +24,7 @@ ACCOUNT = "security:another-account-in-file-system"
 
 MUTANTS = (
     AIRFLOW_REPORT("a-scheduler-that-is-heard-is-said-to-be-silent", "verb:why", "causes_of")(
-        "is None or silent [->-]{+<+} BUSY_SECONDS:", "test_each_obstacle_is_named_besides_the_active_run"
+        "is None or silent [->-]{+<+} BUSY_SECONDS:", "test_each_obstacle_is_named_and_a_run_that_goes_on"
     ),
     AIRFLOW_REPORT("airflow-is-not-asked-about-a-commit-whose-turn-has-come", "verb:why", MODULE)(
         '"UNREAD"[-, "WAITS_FOR_COMMIT"-])', "test_airflow_is_asked_also_if_something_else_needs_attention"
