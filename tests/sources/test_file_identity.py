@@ -41,7 +41,6 @@ def again(inbox: Inbox, pipeline: Pipeline, **source: Any) -> Pipeline:
 
 
 def lines(*names: str) -> str:
-    """Return the content of a file: a record of 1 for each name."""
     return "name,amount\n" + "".join(f"{name},1\n" for name in names)
 
 

@@ -268,8 +268,6 @@ class IcebergPrices(IcebergTable):
 
 
 class PostgresPrices:
-    """Prices in a table of Postgres, which batches read as copies."""
-
     def __init__(self, settings: Settings) -> None:
         self._owner = settings.conninfo(user="tidegate_owner")
         self.copies = settings.home / "kept"

@@ -141,7 +141,7 @@ def ranges(metadata: Any) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture(scope="session")
 def server(kafka_stack: Settings) -> Server:
-    """The Postgres server of the run, with settings that lead to its broker: for modules that import this fixture."""
+    """The Postgres server of the run, with settings that lead to its broker."""
     return Server(kafka_stack)
 
 

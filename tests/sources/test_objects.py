@@ -184,7 +184,6 @@ def csv_in(place: str, glob: str = "*", **more: Any) -> Files:
 
 
 def planned(source: Files, settings: Settings, previous: Any = None) -> list[list[str]]:
-    """Return the names of the objects of each batch that plans would give after a batch, one coordinator each."""
     return [names(batch) for batch in batches(settings, source, previous)]
 
 
