@@ -51,7 +51,6 @@ def stage(
 
 
 def _csv_line(values: Row) -> str:
-    """Write one row as staging's CSV: NULL is empty, everything else is quoted."""
     return ",".join("" if value is None else '"' + str(value).replace('"', '""') + '"' for value in values) + "\n"
 
 
@@ -77,7 +76,6 @@ class Batches:
         self.name = pipeline.name
 
     def plan(self, run_id: str, count: int) -> list[int]:
-        """Open `count` batches and give them to a run."""
         after = self.store.last_opened(self.name)
         metadata = [ledger.encode_metadata({"files": [], "number": number}) for number in range(count)]
         opened = self.store.open_batches(self.spec, run_id, [], after, metadata, awaits_ack=False)
@@ -90,7 +88,6 @@ class Batches:
         return attempt
 
     def seal(self, txid: int) -> None:
-        """Process a batch."""
         self.store.seal(self.begin(txid), [], ledger.Tracked(0))
 
     def fail(self, txid: int, error: str = "MALFORMED_RECORD: a.csv, line 3.") -> None:

@@ -26,7 +26,6 @@ def in_git() -> list[str]:
 
 
 def tracked() -> list[str]:
-    """Return the names of the files in Git that are no links."""
     return [name for name in in_git() if not (REPOSITORY / name).is_symlink()]
 
 
@@ -46,6 +45,16 @@ def build_wheel(folder: Path) -> Path:
     assert built.returncode == 0, built.stderr
     shutil.rmtree(copy)
     return folder / built.stdout.splitlines()[-1]
+
+
+def write_package(folder: Path, **pipelines: str) -> Path:
+    """Let a folder hold a package of authors, whose pipelines are found by these entry points once it is on the path."""
+    metadata = folder / "authors-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: authors\nVersion: 1\n")
+    points = "".join(f"{name} = {place}\n" for name, place in pipelines.items())
+    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
+    return folder
 
 
 def python(

@@ -143,7 +143,6 @@ def create_states(settings: Settings, *pipelines: Pipeline) -> None:
 
 
 def register_pipelines(settings: Settings, *pipelines: Pipeline) -> None:
-    """Create the state tables of pipelines, as their migrations would, and register them."""
     create_states(settings, *pipelines)
     with migrations.connected(settings) as connection:
         for pipeline in pipelines:
@@ -177,14 +176,12 @@ def _memory_of_spans() -> "InMemorySpanExporter":
 
 @pytest.fixture
 def exporter() -> "InMemorySpanExporter":
-    """An empty memory for this process' spans."""
     _memory_of_spans().clear()
     return _memory_of_spans()
 
 
 @pytest.fixture
 def as_owner(settings: Settings) -> Callable[[sa.Executable], sa.CursorResult]:
-    """A function that runs one statement as the owner of the tables, as an administrator could."""
 
     def execute(statement: sa.Executable) -> sa.CursorResult:
         with migrations.connected(settings) as connection:

@@ -23,7 +23,6 @@ PATIENCE_SECONDS = 30
 
 
 def main(command: Sequence[str]) -> int:
-    """Run the command; return its exit code, or 1 if it has left processes behind."""
     die_with_make()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)

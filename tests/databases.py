@@ -73,7 +73,6 @@ class Pool:
         self._free: list[str] = []
 
     def take(self) -> str:
-        """Return the name of a database that equals the template."""
         if self._free:
             return self._free.pop()
         name = self._server.create_database(self._template)
@@ -93,7 +92,6 @@ class Pool:
             self._server.drop_database(name)
 
     def drop_all(self) -> None:
-        """Drop what is free, where the server outlives the run."""
         while self._free:
             self._server.drop_database(self._free.pop())
 

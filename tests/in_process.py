@@ -31,7 +31,6 @@ CRASHED = 1
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """Return the environment variables that say the same as these settings."""
     names = Settings.environment_names()
     return {names[f.name]: str(value) for f in fields(Settings) if (value := getattr(settings, f.name)) is not None}
 

@@ -4,22 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import Server, fetch_kafka, migrated_database, running_stack
+from tests.servers import Server, migrated_database, running_stack
 from tidegate.state_store import Settings
 
-__all__ = ["kafka_stack", "server", "stack", "template"]
+__all__ = ["server", "stack", "template"]
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     with running_stack(tmp_path_factory.mktemp("stack")) as settings:
-        yield settings
-
-
-@pytest.fixture(scope="module")
-def kafka_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    fetch_kafka()
-    with running_stack(tmp_path_factory.mktemp("kafka_stack"), "kafka") as settings:
         yield settings
 
 

@@ -103,7 +103,6 @@ class AnyPostgres(EmbeddedPostgres):
         assert server_process.wait_until(lambda: self.component().check() is None, START_SECONDS), self.log()[-4000:]
 
     def stop(self, how: int | None = None) -> None:
-        """Stop the server, by this signal or in an orderly way."""
         if self.process is not None:
             self.process.send_signal(self.component().stop_signal if how is None else how)
             self.process.wait(START_SECONDS)
@@ -118,6 +117,11 @@ class AnyPostgres(EmbeddedPostgres):
 
     def execute(self, statement: Any, parameters: Any = None, *, user: str = "postgres", database: str = "postgres") -> list:
         return execute(self._conninfo(database, user), statement, parameters)
+
+    def alter(self, *settings: str) -> None:
+        for setting in settings:
+            self.execute(f"ALTER SYSTEM SET {setting}")
+        self.execute("SELECT pg_reload_conf()")
 
     def connect(self, database: str = "postgres", user: str = "postgres") -> Any:
         return psycopg2.connect(**self._conninfo(database, user))  # the class above connects to 127.0.0.1 only

@@ -50,7 +50,6 @@ class Run:
 
     @classmethod
     def of(cls, mark: str) -> "Run":
-        """Return the run that a mark names."""
         pid, boot, ticks, folder = mark.split(" ", 3)
         return cls(Identity(int(pid), f"{boot} {ticks}"), Path(folder))
 
@@ -146,13 +145,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the run, and what it has started."""
     if held := config.stash.get(_HELD, None):
         held.close()
 
 
 def main(mark: str) -> None:
-    """Wait for the end of a run, then reap it."""
     run = Run.of(mark)
     # The pipe closes with its last holder, which may be a forked process of the run, so the owner is checked too.
     while not select.select([sys.stdin], [], [], 1)[0] and run.owner.process():

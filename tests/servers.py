@@ -46,19 +46,17 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def execute(self, statement: sql.Composable, parameters: object = None) -> list[tuple]:
+    def execute(self, statement: str | sql.Composable, parameters: object = None) -> list[tuple]:
         return execute({**self.settings.conninfo(user="postgres"), "dbname": "postgres"}, statement, parameters)
 
     def create_database(self, template: str | None = None) -> str:
-        """Create a database that the owner role owns; return its name."""
         name = next(name for number in count(1) if (name := f"tidegate_test_{os.getpid()}_{number}") not in _used)
         _used.add(name)
-        statement = sql.SQL("CREATE DATABASE {} OWNER tidegate_owner TEMPLATE {}")
-        self.execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
+        self.execute(f"CREATE DATABASE {name} OWNER tidegate_owner TEMPLATE {template or 'template0'}")
         return name
 
     def drop_database(self, name: str) -> None:
-        self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
         _used.discard(name)
 
 
@@ -68,10 +66,10 @@ def shared_template(server: Server) -> str:
 
     def make(_home: Path) -> None:
         in_work = f"{name}_in_work"
-        server.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(in_work)))
-        server.execute(sql.SQL("CREATE DATABASE {} OWNER tidegate_owner TEMPLATE template0").format(sql.Identifier(in_work)))
+        server.drop_database(in_work)
+        server.execute(f"CREATE DATABASE {in_work} OWNER tidegate_owner TEMPLATE template0")
         migrations.upgrade(replace(server.settings, pg_database=in_work), [])
-        server.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(*map(sql.Identifier, (in_work, name))))
+        server.execute(f"ALTER DATABASE {in_work} RENAME TO {name}")
 
     _joined(f"template_{server.settings.pg_port}", make)
     return name
@@ -79,7 +77,6 @@ def shared_template(server: Server) -> str:
 
 @contextmanager
 def migrated_database(server: Server) -> Iterator[str]:
-    """Create a migrated database without pipelines on a server, and drop it at the end."""
     name = server.create_database()
     migrations.upgrade(replace(server.settings, pg_database=name), [])
     yield name
@@ -108,22 +105,21 @@ def _joined(name: str, start: Callable[[Path], None]) -> Path:
 
 
 def fetch_kafka() -> None:
-    """Fetch Kafka's libraries into the user's cache, or skip the test."""
     fetch_or_skip(*kafka.PACKAGES)
     fetch_or_skip(*kafka.SPARK_PACKAGES)
 
 
 @contextmanager
-def running_stack(home: Path, *extras: str) -> Iterator[Settings]:
+def running_stack(home: Path) -> Iterator[Settings]:
     """Run an embedded stack without Airflow in an empty folder, for tests that stop or change servers; delete it at the end."""
     try:
-        _start(home, extras)
+        _start(home)
         yield Settings.load({**os.environ, "TIDEGATE_HOME": str(home)})
     finally:
         embedded.down(Settings.load({**os.environ, "TIDEGATE_HOME": str(home)}), delete_data=True)
 
 
-def _start(home: Path, extras: tuple[str, ...], java_options: str = QUICK_TO_START) -> None:
+def _start(home: Path, extras: tuple[str, ...] = (), java_options: str = QUICK_TO_START) -> None:
     # The usual ports are left to the tests of whole stacks, which run at the same time.
     stack_file = home / STACK_FOLDER / "stack.json"
     stack_file.parent.mkdir(mode=0o711, exist_ok=True)
@@ -152,15 +148,12 @@ def log_in_quickly(settings: Settings) -> None:
 
 
 def do_not_sync(settings: Settings) -> None:
-    """Let a test's Postgres leave syncing to the operating system: killed processes lose nothing by it, only machines do.
-
-    Dropping a test's database then takes a seventh of the time.
-    """
+    """Let a test's Postgres leave syncing to the operating system: killed processes lose nothing by it, only machines do."""
     server = Server(settings)
-    server.execute(sql.SQL("ALTER SYSTEM SET fsync = off"))
-    server.execute(sql.SQL("SELECT pg_reload_conf()"))
+    server.execute("ALTER SYSTEM SET fsync = off")
+    server.execute("SELECT pg_reload_conf()")
 
 
 def show_transactions(settings: Settings) -> None:
     """Let sources see when open transactions began, as reading by time requires: once, as roles are the whole server's."""
-    Server(settings).execute(sql.SQL("GRANT pg_read_all_stats TO tidegate_stager, tidegate_owner"))
+    Server(settings).execute("GRANT pg_read_all_stats TO tidegate_stager, tidegate_owner")

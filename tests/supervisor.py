@@ -16,7 +16,6 @@ _usual = EmbeddedPostgres.component
 
 
 def component(postgres: EmbeddedPostgres) -> Component:
-    """Return how to start the server."""
     usual = _usual(postgres)
     return replace(usual, command=[*usual.command, *OPTIONS])
 

@@ -107,11 +107,9 @@ class Model:
             self.kept = [kept for kept in self.kept if not _is_past(kept.end, self.removed_until)]
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Return all rows with their corrections."""
         return sorted(((*kept.row, kept.corrections) for kept in self.kept), key=repr)
 
     def recorded(self) -> dict[int, list[tuple[Any, ...]]]:
-        """Return the windows that became final, by txid."""
         return {txid: rows for txid, rows in enumerate(self.final, start=1) if rows}
 
     def _final_until(self) -> int | None:

@@ -157,7 +157,6 @@ def _is_lost(fault: Fault, trap: Trap, chance: random.Random) -> bool:
 
 
 def _hit(fault: Fault, stack: StackUnderTest, link: Link, chance: random.Random) -> list[psutil.Process]:
-    """Kill or stop the victims that there are, and return them."""
     hit = []
     for victim in fault.victims(stack, link):
         with suppress(psutil.NoSuchProcess):

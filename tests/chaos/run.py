@@ -46,8 +46,6 @@ STATES = {
 
 @dataclass
 class Report:
-    """What was done, what was committed, and everything that is wrong."""
-
     minutes: float
     seed: int
     tally: Tally = field(default_factory=Tally)
@@ -93,7 +91,6 @@ def look(stack: StackUnderTest, report: Report) -> None:
 
 
 def compare(stack: StackUnderTest, report: Report) -> None:
-    """Compare the states with what DuckDB computes from the same files."""
     with closing(psycopg2.connect(**stack.administrator)) as connection, connection.cursor() as cursor:
         for state, (columns, query) in STATES.items():
             cursor.execute(f"SELECT {columns} FROM state.{state}")
@@ -114,8 +111,8 @@ def run(home: Path, minutes: float, seed: int) -> Report:
                 look(stack, report)
 
     with StackUnderTest.running(home) as stack:
-        with _background(keep_looking):
-            with _background(lambda until: stack.feed(until, with_new_files=True)):
+        with background(keep_looking):
+            with background(lambda until: stack.feed(until, with_new_files=True)):
                 while not any(report.cursors.values()) and tally.seconds < SECONDS_TO_RECOVER:
                     time.sleep(SECONDS_BETWEEN_CHECKS)  # until the first batch has committed
                 tally.began = time.monotonic()
@@ -128,7 +125,7 @@ def run(home: Path, minutes: float, seed: int) -> Report:
             _say(f"{tally.seconds / 60:5.1f} no more faults; {stack.failed_triggers} triggers had to be repeated")
             stack.wake()
             stack.up()
-            with _background(lambda until: stack.feed(until, with_new_files=False)):
+            with background(lambda until: stack.feed(until, with_new_files=False)):
                 stack.await_all_counted(SECONDS_TO_RECOVER)
         _say(f"{tally.seconds / 60:5.1f} all has counted, or the time is over: {stack.uncounted()} files are left")
         look(stack, report)
@@ -137,7 +134,7 @@ def run(home: Path, minutes: float, seed: int) -> Report:
 
 
 @contextmanager
-def _background(work: Callable[[threading.Event], None]) -> Iterator[None]:
+def background(work: Callable[[threading.Event], None]) -> Iterator[None]:
     """Run something in a thread until the block ends; an error of it is an error of the block."""
     until = threading.Event()
     with ThreadPoolExecutor(1) as thread:

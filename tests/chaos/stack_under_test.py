@@ -135,7 +135,6 @@ class StackUnderTest:
             until.wait(SECONDS_BETWEEN_LOOKS)
 
     def uncounted(self) -> dict[str, int]:
-        """Return how many files of each pipeline have not counted yet."""
         query = "SELECT pipeline, count(*) FROM tidegate.source_file GROUP BY pipeline"
         counted = dict(execute(self.administrator, query))
         return {name: pipelines.file_count(self.home, name) - counted.get(name, 0) for name in pipelines.PIPELINES}

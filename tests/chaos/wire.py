@@ -56,20 +56,23 @@ class Trap:
 class Wire:
     """Listens on a port of its own for connections to a server, whose address may change, and passes them on."""
 
-    def __init__(self, server: Callable[[], tuple[str, int]]) -> None:
-        self._server = server
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+    def __init__(self, server: Callable[[], tuple[str, int]], address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        self._server, self._address = server, address
         self._lock = threading.Lock()
         self._traps: Sequence[Trap] = ()
         self._sprung = threading.Event()
-        self.port: int = self._listener.getsockname()[1]
         self.links: set[Link] = set()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.open()
+        self.port: int = self._listener.getsockname()[1]
 
-    def _accept(self) -> None:
+    def open(self) -> None:
+        self._listener = socket.create_server(self._address, backlog=100)
+        threading.Thread(target=self._accept, args=[self._listener], daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):  # it was closed
             while True:
-                client = self._listener.accept()[0]
+                client = listener.accept()[0]
                 try:
                     server = socket.create_connection(self._server(), timeout=5)
                     server.settimeout(None)
@@ -105,7 +108,12 @@ class Wire:
         return {link.phase for link in links if link.phase and (link.is_open or link.phase == "processing")}
 
     def close(self) -> None:
+        """Break all connections, and refuse new ones."""
         _shut(self._listener)
+        self.cut()
+
+    def cut(self) -> None:
+        """Break all connections; new ones reach the server."""
         for link in self.links.copy():
             link.cut()
 

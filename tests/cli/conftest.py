@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from tests import in_process
+from tests.checkout import REPOSITORY, write_package
 from tests.cli import shop
 from tests.conftest import create_states
 from tests.examples import copy_examples
@@ -18,7 +19,7 @@ from tests.store import project
 from tidegate.jobs.pipelines import flights, word_count
 from tidegate.state_store import Settings
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"  # a line of flights
 # By verb, such as `quarantine list`, the schema of what it prints with --json.
 SCHEMAS = {f.stem.replace("-", " "): json.loads(f.read_text()) for f in sorted((REPOSITORY / "docs/json").glob("*.json"))}
 
@@ -30,7 +31,9 @@ class CommandLine:
 
     def __call__(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run one command in this process; keyword arguments are environment variables."""
-        return in_process.run(arguments, self._environ(environment), self.settings.home)
+        usual = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+        whole = {**in_process.environment_of(self.settings), **self.environment, **environment, **usual}
+        return in_process.run(arguments, whole, self.settings.home)
 
     def refused(self, *arguments: str, exit_code: int = 2, **environment: str) -> str:
         """Run a command that does nothing; return what it says."""
@@ -38,9 +41,9 @@ class CommandLine:
         assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
         return done.stderr
 
-    def _environ(self, environment: Mapping[str, str]) -> dict[str, str]:
-        usual = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-        return {**in_process.environment_of(self.settings), **self.environment, **environment, **usual}
+    def airflow_away(self) -> dict[str, str]:
+        (password := self.settings.home / "password").write_text("secret")
+        return {"TIDEGATE_AIRFLOW_URL": "http://127.0.0.1:1", "TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
 
     def json(self, *arguments: str) -> Any:
         """Run a verb with --json and return its output, which has to be as its schema says."""
@@ -52,7 +55,6 @@ class CommandLine:
 
 
 def verb_of(arguments: Sequence[str]) -> str:
-    """Return the verb in some arguments: its schema is called like it."""
     return next(" ".join(arguments[:n]) for n in (2, 1) if " ".join(arguments[:n]) in SCHEMAS)
 
 
@@ -84,12 +86,8 @@ def tidegate(settings: Settings, register: Callable[..., None]) -> CommandLine:
 def shops(tidegate: CommandLine, register: Callable[..., None]) -> CommandLine:
     """The command line with another package that provides the pipelines of `tests.cli.shop`, registered too."""
     register(shop.ORDERS, shop.VISITS)
-    metadata = tidegate.settings.home / "authors" / "shop-1.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1\n")
-    points = "".join(f"{p.name} = tests.cli.shop:{p.name.upper()}\n" for p in (shop.ORDERS, shop.VISITS))
-    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
-    tidegate.environment["PYTHONPATH"] = f"{metadata.parent}:{REPOSITORY}"
+    authors = write_package(tidegate.settings.home / "authors", orders="tests.cli.shop:ORDERS", visits="tests.cli.shop:VISITS")
+    tidegate.environment["PYTHONPATH"] = f"{authors}:{REPOSITORY}"
     return tidegate
 
 

@@ -88,7 +88,6 @@ class Project:
 
 @pytest.fixture
 def project(settings: Settings) -> Project:
-    """The pipeline, registered, with a batch that has committed."""
     made = Project(CommandLine(settings, {HOME_VARIABLE: str(settings.home)}))
     for folder in ("pipelines", "migrations"):
         (settings.home / folder).mkdir()

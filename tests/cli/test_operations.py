@@ -1,12 +1,13 @@
 """The verbs of operators: pause, resume, retire, reinstate, retry, redo, prune, quarantine; and a run that is followed."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.batches import Batches
-from tests.cli.conftest import CommandLine, write_file, write_flights
+from tests.cli.conftest import GOOD, CommandLine, write_file, write_flights
 from tests.store import encode_metadata
 from tidegate import airflow_client
 from tidegate.commands.act import run_verbs
@@ -15,17 +16,10 @@ from tidegate.jobs.pipelines import flights
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings, StateStore
 
-GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 ORDERS = ("shop,cents", "Lisbon,1250", "Lisbon,990", "Porto,0", "Porto,seven", "Porto,700")
 TRY_AGAIN = 75
 ME = operator("skip").partition(",")[0]
 SPEC = flights.PIPELINE.spec
-
-
-def _airflow_away(tidegate: CommandLine) -> dict[str, str]:
-    password = tidegate.settings.home / "password"
-    password.write_text("secret")
-    return {"TIDEGATE_AIRFLOW_URL": "http://127.0.0.1:1", "TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
 
 
 def _revenue(shops: CommandLine) -> dict[str, tuple[int, int]]:
@@ -43,8 +37,8 @@ def test_a_paused_pipeline_starts_no_run_until_it_is_resumed(tidegate: CommandLi
     runs = ("run flights", "trigger flights", "backfill flights --from-txid 1 --to-txid 2", "retry flights")
     for verb in (*runs, "quarantine replay flights --reason fixed"):
         refused = tidegate.refused(*verb.split(), exit_code=TRY_AGAIN)
-        assert f"flights was paused by {ME}, tidegate pause" in refused
-        assert "the warehouse is moved. Go on with: tidegate resume flights" in refused
+        says = f"flights was paused by {ME}, tidegate pause.*the warehouse is moved. Go on with: tidegate resume flights"
+        assert re.search(says, refused)
     assert f"paused by {ME}, tidegate pause: the warehouse is moved" in tidegate("status").stdout
     assert tidegate.json("resume", "flights", "--reason", "moved") == {"pipeline": "flights", "paused": False, "already": False}
     (lag,) = (row for row in tidegate.json("status")["pipelines"] if row["pipeline"] == "flights")
@@ -74,8 +68,7 @@ def test_a_retired_pipeline_is_refused_everywhere_and_goes_on_when_it_is_reinsta
     of_records = ("replay orders --reason fixed", "mend orders 1 1 --reason fixed --payload Porto,7")
     for verb in (*runs, *acts, *(f"quarantine {each}" for each in of_records)):
         refused = shops.refused(*verb.split())
-        assert f"orders was retired by {ME}, tidegate retire on " in refused
-        assert refused.endswith("More: tidegate error PIPELINE_RETIRED\n")
+        assert re.search(f"orders was retired by {ME}, tidegate retire on .*\nMore: tidegate error PIPELINE_RETIRED$", refused)
 
     status = shops.json("status")
     assert [row["pipeline"] for row in status["pipelines"]] == ["flights", "visits"]
@@ -103,13 +96,13 @@ def test_a_retry_names_what_it_lifts_and_the_next_step(tidegate: CommandLine, st
     batches = Batches(store, flights.PIPELINE)
     batches.plan("run", 3)
     assert "Txids 1-3 wait for a run: tidegate run flights" in tidegate("retry", "flights").stderr
-    assert "--wait" in tidegate("retry", "flights", **_airflow_away(tidegate)).stderr
+    assert "--wait" in tidegate("retry", "flights", **tidegate.airflow_away()).stderr
     assert tidegate.json("retry", "flights") == {"pipeline": "flights", "lifted": []}
     store.fail_attempt(batches.begin(2), "BAD_KEY: NULL.", is_poison=True)
     store.halt_batch("flights", 1, "SOURCE_CHANGED: a.csv")
     store.give_up("flights", 2, "the pipeline's policy", "6 tries failed")
     retry = ("retry", "flights", "--reason", "a.csv is back")
-    refusal = tidegate.refused(*retry, exit_code=TRY_AGAIN, **_airflow_away(tidegate))
+    refusal = tidegate.refused(*retry, exit_code=TRY_AGAIN, **tidegate.airflow_away())
     assert refusal.startswith("tidegate: flights: txids 1-2 may be tried again. But no run has started: Airflow does not")
     assert refusal.endswith("Then go on: tidegate trigger flights --wait\nMore: tidegate error AIRFLOW_UNAVAILABLE\n")
     first, second, _ = tidegate.json("inspect", "flights")
@@ -123,7 +116,6 @@ def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: Comman
     write_flights(tidegate.settings.home, 1, GOOD)
     with StateStore.connect(tidegate.settings) as store:
         metadata = coordinator_of(flights.PIPELINE.source, tidegate.settings).initialize_transaction(1, None, None)
-        assert metadata is not None
         assert store.open_batches(SPEC, "an earlier run", [], None, [encode_metadata(metadata)])
         store.halt_batch("flights", 1, "SOURCE_CHANGED: the file was away")
     write_flights(tidegate.settings.home, 2, GOOD)
@@ -163,9 +155,7 @@ def test_the_last_batch_is_redone_only_with_yes_and_counts_once(shops: CommandLi
 
     for yes in ([], ["--yes"]):
         assert "orders has no txid 2" in shops.refused("redo", "orders", "2", "--reason", "it was wrong", *yes)
-    unconfirmed = shops.refused(*redo)
-    assert "takes back what it did to revenue" in unconfirmed
-    assert "Add --yes" in unconfirmed
+    assert re.search("takes back what it did to revenue.*Add --yes", shops.refused(*redo), re.DOTALL)
 
     passwords = [line for line in shops.settings.pg_passfile.read_text().splitlines() if "tidegate_owner" not in line]
     (passfile := shops.settings.home / "pgpass").touch(0o600)
@@ -260,7 +250,7 @@ def test_bad_records_are_listed_mended_and_replayed(shops: CommandLine) -> None:
     ]
 
     replay = ("quarantine", "replay", "orders", "--reason", "try them")
-    refused = shops.refused(*replay, exit_code=TRY_AGAIN, **_airflow_away(shops))
+    refused = shops.refused(*replay, exit_code=TRY_AGAIN, **shops.airflow_away())
     assert "orders: 2 records left quarantine, for txid 2. But no run has started" in refused
     assert "Source: quarantine" in shops("inspect", "orders", "--txid", "2").stdout
     assert shops.json("run", "orders")["committed"] == [2]

@@ -17,8 +17,5 @@ TABLE = """
     GRANT SELECT ON SEQUENCE public.sales_id_seq TO tidegate_stager;
     GRANT USAGE ON SCHEMA public TO tidegate_stager;
 """
-DIFFERENCE = """
-    (SELECT shop, sales, cents FROM state.per_shop EXCEPT ALL SELECT shop, count(*), sum(cents) FROM public.sales GROUP BY shop)
-    UNION ALL
-    (SELECT shop, count(*), sum(cents) FROM public.sales GROUP BY shop EXCEPT ALL SELECT shop, sales, cents FROM state.per_shop)
-"""
+COUNTED = "SELECT shop, sales, cents FROM state.per_shop ORDER BY shop"
+BY_HAND = "SELECT shop, count(*), sum(cents) FROM public.sales GROUP BY shop ORDER BY shop"

@@ -154,7 +154,6 @@ def _command_line(process: psutil.Process) -> list[str]:
 
 
 def command_lines() -> str:
-    """Return the command lines of all processes of this machine, as any account sees them."""
     return "\n".join(line for process in psutil.process_iter() for line in _command_line(process))
 
 
@@ -167,7 +166,6 @@ class SparkCluster:
     ui_port: int
 
     def events(self) -> str:
-        """Return what Spark has written about its tasks: where each ran, and how it ended."""
         return "".join(file.read_text() for file in sorted(self.server.home.glob("*app-*")) if file.is_file())
 
 

@@ -22,8 +22,9 @@ from pyspark.sql import DataFrame
 
 from tests import steps
 from tests.acceptance.conftest import SALES, clean_state, stored_state, write_sales
+from tests.chaos.run import background
 from tests.conftest import register_pipelines
-from tests.integration.conftest import ROW, TALLY, Tally, until
+from tests.integration.conftest import ROW, TALLY, Tally, commit_next, until
 from tests.postgres_versions import VERSIONS, AnyPostgres, binaries, running
 from tests.statements import execute
 from tests.store import Tracked
@@ -60,34 +61,17 @@ def psql(postgres: AnyPostgres, script: str, answers: str = "") -> None:
     succeed(binaries(max(VERSIONS)) / "psql", *of_psql, input=answers, env=environment, start_new_session=True)
 
 
-def commit_next(settings: Settings, number: int = 1) -> int:
-    """Commit planned batches, or new ones, each with one sale in shop a; return the last txid."""
+def counted(settings: Settings) -> int:
+    """Return how many batches have committed, after comparing it with the sales that the state has counted."""
     with StateStore.connect(settings) as store:
-        tally = Tally(store)
-        for txid in (txids := tally.upcoming(number)):
-            tally.process(txid, ROW, mode="restage")  # an earlier try may have sealed it
-            tally.commit(txid)
-    return txids[-1]
-
-
-def sold(settings: Settings) -> int:
-    """Return how many sales the state has counted: as many as batches have committed."""
-    with StateStore.connect(settings) as store:
-        rows = Tally(store).state()
-    return rows[0][1] if rows else 0
-
-
-def committed(settings: Settings) -> int:
-    with StateStore.connect(settings) as store:
-        return store.committed("tally")
+        last, rows = store.committed("tally"), Tally(store).state()
+    assert [row[1] for row in rows] == [last]
+    return last
 
 
 def prepare(settings: Settings) -> None:
     migrations.upgrade(settings, [])
     register_pipelines(settings, TALLY)
-
-
-# TLS
 
 
 class Authority:
@@ -118,14 +102,9 @@ class Authority:
             "hostssl all all 127.0.0.1/32 scram-sha-256\nhostnossl all postgres,administrator 127.0.0.1/32 scram-sha-256\n"
         )
         try:
-            postgres.execute("ALTER SYSTEM SET ssl = on")
+            postgres.alter("ssl = on", "ssl_ca_file = 'clients.crt'")
         except psycopg2.errors.InvalidParameterValue as error:
             pytest.skip(f"{postgres.binaries}: {error}")
-        postgres.execute("ALTER SYSTEM SET ssl_ca_file = 'clients.crt'")
-        postgres.execute("SELECT pg_reload_conf()")
-
-
-# pooler
 
 
 @contextmanager
@@ -166,9 +145,6 @@ def pooler(postgres: AnyPostgres, folder: Path, port: int, *, size: int, most_cl
         process.wait(30)
 
 
-# standby
-
-
 class Pair:
     """A primary and its streaming standby, at two loopback addresses with the same port: one list of hosts leads to both."""
 
@@ -197,17 +173,16 @@ class Pair:
         until(lambda: self.standby.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", [place])[0][0])
 
     def wait_for_each_commit(self) -> None:
-        self.primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'second'")
-        self.primary.execute("SELECT pg_reload_conf()")
+        self.primary.alter("synchronous_standby_names = 'second'")
         until(lambda: self.primary.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"))
 
     def cut(self) -> None:
         """Let nothing more reach the standby, as before the loss of a primary whose standby lags."""
-        self.standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
-        self.standby.execute("SELECT pg_reload_conf()")
+        self.standby.alter("primary_conninfo = ''")
         until(lambda: not self.standby.execute("SELECT 1 FROM pg_stat_wal_receiver"))
 
-    def promote(self) -> None:
+    def fail_over(self) -> None:
+        self.primary.stop(signal.SIGKILL)
         assert self.standby.execute("SELECT pg_promote()") == [(True,)]
         until(lambda: self.standby.execute("SELECT pg_is_in_recovery()") == [(False,)])
 
@@ -267,7 +242,6 @@ def test_a_server_that_is_not_verified_is_refused_for_good(managed: AnyPostgres,
 
 
 def test_batches_commit_through_a_transaction_pooler(tmp_path: Path, free_port: Callable[[], int]) -> None:
-    """They leave nothing behind in its sessions, and are in UTC whatever these have."""
     options = {"log_statement": "all", "log_line_prefix": "%p "}
     with (
         running(AnyPostgres(tmp_path / "plain", free_port(), **options)) as plain,
@@ -277,14 +251,11 @@ def test_batches_commit_through_a_transaction_pooler(tmp_path: Path, free_port: 
         plain.execute("ALTER ROLE tidegate SET timezone = 'Asia/Tokyo'")
         plain.execute("SELECT 'the test begins'")
         with ThreadPoolExecutor(4) as workers:
-            for worker in [workers.submit(_commit_some, pooled, 5) for _ in range(4)]:
-                worker.result()
-        with StateStore.connect(pooled) as store:
+            list(workers.map(_commit_some, [pooled] * 4))
+        with StateStore.connect(pooled) as store, store.engine.connect() as first, store.engine.connect() as second:
             left = store.uncommitted("tally", 100)
-            with store.engine.connect() as first, store.engine.connect() as second:
-                assert [each.scalar(sa.text("SHOW timezone")) for each in (first, second)] == ["UTC", "UTC"]
-        commit_next(pooled, max(len(left), 1))
-        assert sold(pooled) == committed(pooled) > 5
+            assert [each.scalar(sa.text("SHOW timezone")) for each in (first, second)] == ["UTC", "UTC"]
+        assert commit_next(pooled, max(len(left), 1)) == counted(pooled) > 5
         log = plain.log().rpartition("the test begins")[2]
         with (
             pooler(plain, tmp_path / "full", free_port(), size=1, most_clients=1) as full,
@@ -300,20 +271,18 @@ def test_batches_commit_through_a_transaction_pooler(tmp_path: Path, free_port: 
     assert [text for text in lasting if not re.search("application_name|TO DEFAULT", text)] == []
 
 
-def _commit_some(settings: Settings, number: int) -> None:
-    """Plan and process batches of a run of one's own, as several Dag runs would; commit what is ready."""
+def _commit_some(settings: Settings) -> None:
+    """Plan and process batches of runs of one's own, as several Dag runs would; commit what is ready."""
     with StateStore.connect(settings) as store:
         tally = Tally(store)
-        for _ in range(number):
-            with suppress(AssertionError):  # another planner was first
-                for txid in tally.plan(run_id=f"run {threading.get_ident()} {_}"):
-                    tally.process(txid, ROW)
+        for number in range(5):
+            for txid in tally.plan(run_id=f"run {threading.get_ident()} {number}") or ():  # None: another planner was first
+                tally.process(txid, ROW)
             store.commit_ready(TALLY.spec, "test")
 
 
 @pytest.fixture
 def pair(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Pair]:
-    """Both, with pipeline tally."""
     pair = Pair(tmp_path, free_port())
     with running(pair.primary):
         prepare(pair.primary.settings)
@@ -347,16 +316,13 @@ def test_a_failover_that_loses_commits_halts_until_a_person_accepts(pair: Pair, 
         tally = Tally(store)
         (txid,) = tally.plan(run_id="in work")
         zombie = tally.start(txid)  # its fence is lost, too; its process lives on
-        pair.primary.stop(signal.SIGKILL)
-        pair.promote()
-
+        pair.fail_over()
         with pytest.raises(HoleDetected, match=r"stands at txid 2, but .* txid 5 committed .*txids 3 to 5 are lost"):
             commit_next(pair.settings)
         elsewhere = replace(pair.settings, witness_folder=tmp_path / "another machine")
         with pytest.raises(HoleDetected, match="restored, promoted or copied"):
             commit_next(elsewhere)  # it has no witness
-        assert committed(pair.settings) == 2
-
+        assert counted(pair.settings) == 2
         (story,) = migrations.accept_epoch(pair.settings, "an operator").values()
         assert "txids 3 to 5 are lost" in story
         assert commit_next(pair.settings, 3) == 5  # planned again from the source
@@ -377,29 +343,19 @@ def test_a_failover_to_a_synchronous_standby_goes_on_by_itself(pair: Pair) -> No
     settings = replace(pair.settings, pg_failover="go-on")
     pair.wait_for_each_commit()
     reported: list[int] = []
-    is_over = threading.Event()
 
-    def work() -> None:
-        while not is_over.is_set():
-            try:
+    def work(is_over: threading.Event) -> None:
+        while not is_over.wait(0.01):
+            with suppress(StoreUnavailable):  # as Airflow's retries do
                 reported.append(commit_next(settings))
-            except StoreUnavailable:  # as Airflow's retries do
-                is_over.wait(0.2)
 
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(work)
-        try:
-            until(lambda: len(reported) >= 10)
-            pair.primary.stop(signal.SIGKILL)
-            at_failover = len(reported)
-            pair.promote()
-            until(lambda: working.done() or len(reported) >= at_failover + 10)
-        finally:
-            is_over.set()
-        working.result()
+    with background(work):
+        until(lambda: len(reported) >= 10)
+        pair.fail_over()
+        at_failover = len(reported)
+        until(lambda: len(reported) >= at_failover + 10)
     assert len(set(reported)) == len(reported)
-    commit_next(settings)
-    assert sold(settings) == committed(settings) > max(reported)
+    assert commit_next(settings) == counted(settings) > max(reported)
 
     # Where the promotion may have lost something, the same database halts.
     with pytest.raises(HoleDetected, match="restored, promoted or copied"):
@@ -412,8 +368,7 @@ def slowly(rows: DataFrame) -> DataFrame:
 
 @pytest.mark.promise("fault:synchronous-standby-is-promoted-with-pg_failover-go:processing")
 @pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form: make cluster-test")
-@pytest.mark.parametrize("in_commit", [False, True], ids=["while Spark computes", "while a commit waits"])
-def test_a_failover_in_the_middle_of_a_run_of_spark(pair: Pair, stack: Settings, tmp_path: Path, in_commit: bool) -> None:
+def test_a_failover_in_the_middle_of_a_run_of_spark(pair: Pair, stack: Settings, tmp_path: Path) -> None:
     states = {"sales_per_shop": SALES.states["per_shop"]}  # tally has the other name
     pipeline = replace(SALES, states=states, transform=slowly, retry_delay_seconds=0)
     of_spark = {"spark_remote": stack.spark_remote, "spark_token_file": stack.spark_token_file, "min_file_age_seconds": 0}
@@ -422,38 +377,26 @@ def test_a_failover_in_the_middle_of_a_run_of_spark(pair: Pair, stack: Settings,
     write_sales(tmp_path, *(f"{number:02d}" for number in range(1, 25)))
     pair.wait_for_each_commit()
 
-    def ask(postgres: AnyPostgres, query: str) -> Any:
+    def found(postgres: AnyPostgres, query: str) -> list[tuple[Any, ...]]:
         return postgres.execute(query, database=postgres.settings.pg_database)
 
     def committed_at(postgres: AnyPostgres) -> int:
-        ((txid,),) = ask(postgres, "SELECT txid FROM tidegate.cursor WHERE pipeline = 'sales'")
-        return int(txid)
+        return int(found(postgres, "SELECT txid FROM tidegate.cursor WHERE pipeline = 'sales'")[0][0])
 
     def run() -> None:
         for number in count():
-            try:
+            with suppress(RetryableError):
                 steps.run(settings, pipeline, f"run {number}")
-            except RetryableError:
-                time.sleep(0.2)  # as Airflow's retries do
-            else:
                 return
+            time.sleep(0.2)  # as Airflow's retries do
 
-    def hold_until_killed() -> None:
-        """Hold the cursor's row: the next commit waits for it."""
-        with pytest.raises(psycopg2.OperationalError):
-            ask(pair.primary, "BEGIN; SELECT FROM tidegate.cursor WHERE pipeline = 'sales' FOR UPDATE; SELECT pg_sleep(120)")
-
-    with ThreadPoolExecutor(2) as threads:
-        running = threads.submit(run)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(run)
         until(lambda: committed_at(pair.primary) >= 3)
-        if in_commit:
-            threads.submit(hold_until_killed)
-            until(lambda: ask(pair.primary, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
-        else:  # its tasks stage their rows when the server is gone, or another
-            begun = "SELECT 1 FROM tidegate.attempt WHERE pipeline = 'sales' AND sealed_at IS NULL"
-            until(lambda: ask(pair.primary, begun))
-        pair.primary.stop(signal.SIGKILL)
-        pair.promote()
+        # Its tasks stage their rows when the server is gone, or another.
+        begun = "SELECT 1 FROM tidegate.attempt WHERE pipeline = 'sales' AND sealed_at IS NULL"
+        until(lambda: found(pair.primary, begun))
+        pair.fail_over()
         assert committed_at(pair.standby) < 12
         running.result(120)
     assert stored_state(settings, pipeline) == clean_state(tmp_path)

@@ -22,13 +22,12 @@ from typing import Any
 
 import duckdb
 import pytest
-from psycopg2 import sql
 
 from tests import steps
+from tests.chaos.wire import Wire
 from tests.checkout import REPOSITORY
 from tests.cluster.spark_cluster import SparkCluster, command_lines, standalone_cluster
 from tests.conftest import register_pipelines
-from tests.relay import Relay
 from tests.servers import Server
 from tests.statements import execute
 from tidegate import sample_data
@@ -120,14 +119,14 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def gate(stack: Settings) -> Iterator[Relay]:
-    gate = Relay(stack.pg_port, BEHIND_GATE, stack.pg_port)
+def gate(stack: Settings) -> Iterator[Wire]:
+    gate = Wire(lambda: (stack.pg_host, stack.pg_port), (BEHIND_GATE, stack.pg_port))
     yield gate
     gate.close()
 
 
 @pytest.fixture(scope="module")
-def whole_cluster(stack: Settings, gate: Relay, free_port: Callable[[], int]) -> Iterator[SparkCluster]:
+def whole_cluster(stack: Settings, gate: Wire, free_port: Callable[[], int]) -> Iterator[SparkCluster]:
     """Two workers that repeat every task, if there is room; the second one reaches Postgres through the gate."""
     # Over any parameter, libpq prefers this variable as the address of the host.
     second = {"PGHOSTADDR": BEHIND_GATE}
@@ -137,7 +136,6 @@ def whole_cluster(stack: Settings, gate: Relay, free_port: Callable[[], int]) ->
 
 @pytest.fixture
 def cluster(whole_cluster: SparkCluster, server: Server, template: str, tmp_path: Path) -> Iterator[SparkCluster]:
-    """The cluster, with a database and a folder of data of the test's own."""
     home = whole_cluster.settings.home / tmp_path.name  # the name of a database comes again
     (home / "data" / "flights").mkdir(parents=True)
     database = server.create_database(template)
@@ -181,7 +179,6 @@ class Routes:
             path.chmod(0o755)
 
     def check(self, arrow: str = "'-'") -> None:
-        """Compare the state with what DuckDB computes from the same files."""
         assert rows_of(self.settings, self.load()) == duckdb.sql(ROUTES.format(files=self.files, arrow=arrow)).fetchall()
 
 
@@ -208,8 +205,6 @@ def served(cluster: SparkCluster) -> str:
 
 
 def assert_secret(cluster: SparkCluster) -> None:
-    """Check that the password is in nothing that Spark writes or shows, and only its owner can read the file that travelled."""
-    assert cluster.settings.executor_passfile is not None
     password = cluster.settings.executor_passfile.read_text().strip().rpartition(":")[2]
     shown = {"events": cluster.events(), "pages": served(cluster), "processes": command_lines()}
     shown |= {f"log of {machine.home.name}": machine.log.read_text() for machine in (cluster.server, *cluster.workers)}
@@ -264,7 +259,7 @@ def test_an_executor_ends_in_mid_batch(cluster: SparkCluster, routes: Routes, ho
 
 @pytest.mark.promise("fault:executor-does-not-reach-postgres-or-no:processing")
 def test_an_executor_is_cut_off_from_postgres(
-    cluster: SparkCluster, gate: Relay, routes: Routes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    cluster: SparkCluster, gate: Wire, routes: Routes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = routes.declare(pause=0.2, files_per_batch=1, tries=10)
     before, closed = len(cluster.events()), 0
@@ -275,7 +270,7 @@ def test_an_executor_is_cut_off_from_postgres(
     monkeypatch.setattr(shortcuts, "FEW_ROWS", 0)  # executors stage all batches, not only the first
     with running(cluster.settings, pipeline) as run:
         while not run.done() and closed < 5:
-            if gate.is_in_use:
+            if gate.links:
                 gate.close()
                 closed += 1
                 time.sleep(5)
@@ -292,11 +287,11 @@ def test_an_executor_is_cut_off_from_postgres(
 @pytest.mark.promise("fault:executor-does-not-reach-postgres-or-no:processing")
 def test_tasks_wait_for_a_connection(cluster: SparkCluster, routes: Routes, server: Server) -> None:
     pipeline = routes.declare()
-    server.execute(sql.SQL("ALTER ROLE tidegate_stager CONNECTION LIMIT 1"))
+    server.execute("ALTER ROLE tidegate_stager CONNECTION LIMIT 1")
     try:
         assert len(run_pipeline(cluster.settings, pipeline, run_id="run").commits) == DAYS / FILES_PER_BATCH
     finally:
-        server.execute(sql.SQL("ALTER ROLE tidegate_stager CONNECTION LIMIT -1"))
+        server.execute("ALTER ROLE tidegate_stager CONNECTION LIMIT -1")
     routes.check()
     assert [len(steps.history(cluster.settings, txid, pipeline.name).attempts) for txid in (1, 2)] == [1, 1]
 
@@ -321,7 +316,6 @@ def test_executors_without_a_driver_of_postgres_are_refused(cluster: SparkCluste
 
 @contextmanager
 def running(settings: Settings, pipeline: Pipeline) -> Iterator[Future[RunResult]]:
-    """Run a pipeline in a thread, which has ended when the block ends."""
     with ThreadPoolExecutor(1) as thread:
         yield thread.submit(run_pipeline, settings, pipeline, run_id="run")
 
@@ -335,7 +329,6 @@ def await_staging(settings: Settings, run: Future[RunResult]) -> None:
 
 
 def assert_no_project(settings: Settings) -> None:
-    """Check that executors import our code from the archive, and that the project's folder is closed to other accounts."""
     here = str(REPOSITORY / "jobs" / "__init__.py")
 
     def look(batches: Any) -> Any:  # a function within a function travels as code

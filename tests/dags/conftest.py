@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ from tests.batches import Batches
 from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.state_store import StateStore
 
-PATIENCE_SECONDS = 60
-REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE_SECONDS = 120
 CLICKS = Pipeline(
     name="clicks",
     source=Files("clicks", glob="*.csv", format="csv", schema={"page": "string"}),
@@ -23,7 +21,7 @@ CLICKS = Pipeline(
 
 
 def in_a_loop(test: Callable[..., Any]) -> Callable[..., None]:
-    """Let an asynchronous test run, for a minute at most."""
+    """Let an asynchronous test run, for two minutes at most."""
 
     @wraps(test)
     def run(**fixtures: Any) -> None:

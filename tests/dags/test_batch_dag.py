@@ -41,13 +41,11 @@ def test_a_batch_is_processed_then_committed_by_an_ordered_sensor() -> None:
     assert found == {"plan": {PROCESS, COMMIT}, PROCESS: {"announce"}, COMMIT: {"announce"}, "announce": set()}
     announce = serialized.get_task("announce")  # as a teardown it runs after failures too, and does not decide about the run
     assert (announce.is_teardown, announce.on_failure_fail_dagrun) == (True, False)
-    commit = serialized.get_task(COMMIT)
     assert issubclass(CommitSensor, BaseSensorOperator)
-    assert commit.start_from_trigger
-    assert serialized.get_task(PROCESS).start_from_trigger
     weights = {task.task_id: task.weight_rule.get_weight(SimpleNamespace(task=task)) for task in serialized.tasks}
     assert weights["plan"] > weights[COMMIT] > weights[PROCESS]
-    assert all(serialized.get_task(task).get_closest_mapped_task_group().group_id == BATCH for task in (PROCESS, COMMIT))
+    for task in (serialized.get_task(PROCESS), serialized.get_task(COMMIT)):
+        assert (task.get_closest_mapped_task_group().group_id, task.start_from_trigger) == (BATCH, True)
 
 
 @pytest.mark.promise("decision:0025")
@@ -183,7 +181,6 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, int]]]:
 
 @pytest.fixture
 def one_by_one(clicks: Batches, settings: Settings, tmp_path: Path) -> Batches:
-    """Pipeline clicks, with a file per batch: three at first."""
     declared = DECLARED.format("source=replace(CLICKS.source, max_files=1, min_age_seconds=0)")
     (tmp_path / "clicks.py").write_text(declared)
     _arrive(settings, 1, 2, 3)
@@ -313,7 +310,6 @@ def created(task_id: str, map_index: int, *, state: str | None = None, tries: in
 
 @pytest.mark.promise("performance:so-do-process-tasks-except-first-ones")
 def test_as_many_are_scheduled_as_the_run_may_have_workers_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan of the run has passed on ten txids."""
     monkeypatch.setattr(airflow_policy, "_txids_of", {("flights", "run"): list(range(11, 21))})
     tasks = [created(PROCESS, map_index) for map_index in range(10)]
     assert [task.state for task in tasks] == ["scheduled"] * 3 + [None] * 7

@@ -9,7 +9,9 @@ import jsonschema
 import pytest
 from openlineage.client.naming import dataset as naming
 
-from tests.dags.conftest import CLICKS, REPOSITORY, Batches
+from tests.batches import Batches
+from tests.checkout import REPOSITORY
+from tests.dags.conftest import CLICKS
 from tests.store import encode_metadata
 from tidegate.dags import lineage
 from tidegate.jobs import Kafka, PostgresTable

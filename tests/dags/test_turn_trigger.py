@@ -11,7 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.batches import Batches
-from tests.dags.conftest import CLICKS, PATIENCE_SECONDS, in_a_loop
+from tests.dags.conftest import CLICKS, in_a_loop
 from tests.statements import execute
 from tests.store import WINDOW, Turn
 from tidegate.dags import batch_trigger, dispatch
@@ -48,7 +48,6 @@ class Run:
         return list(self.failed)
 
     def wait(self, *txids: int, awaited: Awaited = "commit") -> None:
-        """Let tasks of these txids wait."""
         for txid in txids:
             place = Place(CLICKS.name, "run", txid - 1, awaited, CONCURRENCY)
             self._waits[txid] = asyncio.create_task(self.poller.wait(place))
@@ -64,7 +63,6 @@ class Run:
         return ["no worker" if turn.done else "worker" for turn in turns]
 
     def check(self, *over: int) -> None:
-        """Only the waits of these txids are over."""
         assert [txid for txid, wait in self._waits.items() if wait.done()] == list(over)
 
     async def none_but(self, *over: int, looks: int = 8) -> None:
@@ -281,7 +279,8 @@ async def test_a_process_task_that_was_cleared_goes_to_a_worker_at_once(run: Run
 
 
 @pytest.mark.promise("performance:tasks-that-end-in-triggerer-end-together")
-def test_triggers_record_the_waits_and_commits_of_many_batches(
+@in_a_loop
+async def test_triggers_record_the_waits_and_commits_of_many_batches(
     run: Run, settings: Settings, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 2 * WINDOW + 1
@@ -299,11 +298,7 @@ def test_triggers_record_the_waits_and_commits_of_many_batches(
         with trace.get_tracer("test").start_as_current_span(f"trigger_{map_index}"):
             assert [type(event) async for event in trigger.run()] == [TaskSuccessEvent]
 
-    async def body() -> None:
-        await asyncio.gather(*(wait(map_index) for map_index in range(count)))
-
-    asyncio.run(asyncio.wait_for(body(), 10 * PATIENCE_SECONDS))
-
+    await asyncio.gather(*(wait(map_index) for map_index in range(count)))
     spans = exporter.get_finished_spans()
     names = {span.context.span_id: span.name for span in spans}
     recorded = {(s.name, s.attributes["tidegate.txid"], names[s.parent.span_id]) for s in spans if s.name in ("wait", "commit")}

@@ -6,19 +6,18 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import psutil
-import psycopg2
 import pytest
-from psycopg2 import sql
 
 from tests import in_process
 from tests.cli.conftest import check_schema, verb_of
+from tests.integration.conftest import holding
 from tests.readme.console import Shell
 from tests.stack.conftest import Stack
 from tests.statements import execute
@@ -33,7 +32,6 @@ STATES = {"orders": "revenue", "returns": "returned"}  # of the pipelines that a
 
 
 def wait_for(condition: Callable[[], Any], name: str, seconds: int = PATIENCE_SECONDS, every: float = 0.1) -> Any:
-    """Return the condition's first true value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{name} did not happen within {seconds} s"
@@ -90,18 +88,15 @@ class Shop:
         return self.ask(f"SELECT shop, orders, cents FROM state.{STATES[pipeline]} ORDER BY shop")
 
     def ledger(self) -> list[tuple[Any, ...]]:
-        """Return all that is recorded of the batches of orders."""
         query = "SELECT t::text FROM tidegate.{} t WHERE pipeline = 'orders' ORDER BY 1"
         return [row for table in ("cursor", "batch", "attempt", "commit") for row in self.ask(query.format(table))]
 
     def run(self, pipeline: str) -> str:
-        """Run a pipeline's Dag, which has to succeed; return the run's name."""
         run_id = self.client.trigger(pipeline, {})
         assert self.end_of(pipeline, run_id) == "success"
         return run_id
 
     def end_of(self, pipeline: str, run_id: str) -> str:
-        """Wait for the end of a run; return its state."""
 
         def state() -> str | None:
             return found if (found := self.client.run_state(pipeline, run_id)) in FINISHED else None
@@ -126,13 +121,10 @@ class Shop:
     @contextmanager
     def held(self, table: str) -> Iterator[None]:
         """Hold a lock on a table of the ledger, so that the next process that writes it waits until the block ends."""
-        with closing(psycopg2.connect(**self.settings.conninfo(user="postgres"))) as connection:
-            lock = sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(sql.Identifier("tidegate", table))
-            connection.cursor().execute(lock)
+        with holding(self.settings, f"LOCK TABLE tidegate.{table} IN EXCLUSIVE MODE"):
             yield
 
     def secrets(self) -> dict[str, str]:
-        """Return every secret of the stack, by its place."""
         found = {}
         for file in sorted((self.stack.folder / "secrets").iterdir()):
             content = file.read_text()

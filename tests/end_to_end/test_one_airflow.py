@@ -115,7 +115,6 @@ def test_batches_that_wait_hold_no_worker_then_commit_in_order_and_cleared_tasks
 
 @pytest.mark.promise("verb:backfill")
 def test_a_paused_pipeline_opens_no_batch_and_a_resumed_one_backfills_a_range_without_gaps(shop: Shop) -> None:
-    """Three batches wait at the source; a run that is started meanwhile is skipped."""
     first, second, third = shop.sell(3)
     before = shop.ledger()
     shop.tidegate("pause", "orders", "--reason", "the database is upgraded")
@@ -173,7 +172,6 @@ def test_a_batch_survives_killed_tasks(shop: Shop) -> None:
 @pytest.mark.promise("fault:airflow-loses-repeats-or-reorders-tasks:processing")
 @pytest.mark.promise("fault:airflow-loses-repeats-or-reorders-tasks:commit")
 def test_two_runs_of_a_pipeline_and_one_of_another_at_the_same_moment_count_nothing_twice(shop: Shop) -> None:
-    """Both runs are active at once over the same files; the other pipeline commits beside them."""
     shop.sell(2, "returns")
     shop.sell(2)
     runs = [(pipeline, shop.client.trigger(pipeline, {})) for pipeline in ("returns", "orders", "returns")]
@@ -204,7 +202,6 @@ def keep(page: Page, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def trouble(shop: Shop, operator: Visit) -> Trouble:
-    """A batch of orders that needs a person, and a run that has failed because of it."""
     made = Trouble(shop)
     wait_for(lambda: shop.tasks(made.run_id, COMMIT)[f"txid {made.waits}"] == "deferred", "the wait for its turn", every=0.5)
     if os.environ.get("PICTURES"):
@@ -250,7 +247,6 @@ def test_mended_and_retried_it_commits_before_the_operators_eyes(shop: Shop, tro
 
 @pytest.mark.promise("verb:up", "verb:status")
 def test_up_again_changes_nothing_and_status_shows_each_component(shop: Shop, occupied: set[int]) -> None:  # noqa: F811
-    """`up` on a healthy stack leaves every process running; the ports that others held when it started are not its own."""
     stack = shop.stack
     before, statuses = stack.sessions_of("supervisor"), stack.statuses()
     shop.tidegate("up")
@@ -274,7 +270,6 @@ def test_up_again_changes_nothing_and_status_shows_each_component(shop: Shop, oc
 
 @pytest.mark.promise("security:another-account-in-file-system")
 def test_secrets_are_in_private_files_and_nowhere_else(shop: Shop) -> None:
-    """Not in an argument or environment of a process, a log, XCom or anything else that Airflow keeps of the runs above."""
     folder, secrets = shop.stack.folder, shop.secrets()
     assert {file.name for file in (folder / "secrets").iterdir() if stat.S_IMODE(file.stat().st_mode) != 0o600} == set()
     assert stat.S_IMODE((folder / "secrets").stat().st_mode) == 0o700
@@ -303,7 +298,6 @@ def test_secrets_are_in_private_files_and_nowhere_else(shop: Shop) -> None:
 @pytest.mark.promise("security:other-machines", "security:another-account-in-file-system")
 @pytest.mark.promise("security:another-account-of-same-machine-at-ports")
 def test_other_machines_reach_nothing_and_another_account_sees_nothing(shop: Shop) -> None:
-    """A scan by another account, of files, folders, processes and listeners, opens nothing and finds no secret anywhere."""
     user, stack, ports = account(), shop.stack, Layout.load(shop.home).ports
     paths = [os.path.relpath(path, stack.folder) for path in stack.folder.rglob("*") if not path.is_symlink()]
     of_process = {process: listening(process, psutil.CONN_LISTEN) for process in stack.processes()}
@@ -339,13 +333,10 @@ def listening(process: psutil.Process, *kinds: str) -> set[tuple[str, int]]:
 
 @pytest.mark.promise("verb:down")
 def test_readmes_last_command_leaves_no_process(shop: Shop) -> None:
-    """`down` ends Airflow's processes and their forks, and leaves the data; a second `down` says that nothing was running."""
-    processes, data = shop.stack.processes(), Layout.load(shop.home).postgres.data
+    processes = shop.stack.processes()
     assert len(processes) > len(COMPONENTS)
     for block in blocks(README, begin=STACK):
         shop.shell.run_block(*block)
-    assert [process for process in processes if is_alive(process)] == []
-    assert shop.stack.marked() == []
-    assert shop.stack.working_in(shop.stack.folder, data) == []
-    assert data.is_dir()
+    shop.stack.check_is_over(processes)
+    assert Layout.load(shop.home).postgres.data.is_dir()
     assert shop.tidegate("down").stderr.strip() == "Nothing was running."

@@ -1,8 +1,11 @@
 """A pipeline with two states, whose batches go through the real ledger without Spark: tests stage the rows."""
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg2
@@ -45,16 +48,7 @@ class Tally:
     def plan(self, number: int = 1, *, run_id: str = "run") -> list[int]:
         after = self.store.last_opened(self.spec.name)
         last = after.txid if after else 0
-        txids = self.store.open_batches(self.spec, run_id, [], after, frozen(*range(last + 1, last + 1 + number)))
-        assert txids is not None
-        return txids
-
-    def upcoming(self, number: int) -> list[int]:
-        """Return so many txids that have not committed; new ones are planned where there are fewer."""
-        txids = self.store.uncommitted(self.spec.name, number)
-        if number > len(txids):
-            txids += self.plan(number - len(txids), run_id=f"run {time.monotonic_ns()}")
-        return txids
+        return self.store.open_batches(self.spec, run_id, [], after, frozen(*range(last + 1, last + 1 + number)))
 
     def having(self, planned: int, processed: int = 0, committed: int = 0, **rows: Iterable[Row]) -> "Tally":
         """Plan batches, process the first of them, all with the same rows, and commit the first of those."""
@@ -71,10 +65,7 @@ class Tally:
         return attempt
 
     def stage(self, attempt: Attempt, state: str, rows: Iterable[Row], *, partition: int = 0) -> StagedPartition:
-        """Copy rows into staging as a Spark task would."""
-        spec = self.spec.state(state)
-        assert spec is not None
-        return stage(self.store.settings, attempt, spec, rows, partition)
+        return stage(self.store.settings, attempt, self.spec.state(state), rows, partition)
 
     def process(
         self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, mode: Mode = "resume", **states: Iterable[Row]
@@ -100,22 +91,14 @@ class Tally:
 
     def state(self, name: str = "per_shop") -> list[tuple]:
         """Return a state's rows in key order: its columns, then the txid that wrote the row last."""
-        spec = self.spec.state(name)
-        assert spec is not None
-        return [tuple(row.values()) for row in self.store.state_rows(spec)]
+        return [tuple(row.values()) for row in self.store.state_rows(self.spec.state(name))]
 
     def sql(self, statement: str, parameters: object = None, *, role: str = "tidegate_owner") -> list[tuple]:
-        """Run statements as a role, on a connection of their own; return the rows of the last."""
         return execute(self.store.settings.conninfo(user=role), statement, parameters)
 
     def next_steps(self, txid: int) -> list[Step]:
         """Return what a pipeline does next, if this txid waits for its commit."""
-        return [
-            lambda: self.plan(run_id="next"),
-            lambda: self.commit(txid),
-            self.commit_ready,
-            lambda: self.start(txid + 1),
-        ]
+        return [partial(self.plan, run_id="next"), partial(self.commit, txid), self.commit_ready, partial(self.start, txid + 1)]
 
     def refuses(self, error: type[Exception] | tuple[type[Exception], ...], match: str, *steps: Step) -> str:
         """Check that steps are refused, and have changed neither ledger nor states; return what the last one says."""
@@ -128,6 +111,18 @@ class Tally:
 
 
 TallyOf = Callable[[Pipeline], Tally]
+
+
+def commit_next(settings: Settings, number: int = 1) -> int:
+    """Commit planned batches of tally, or new ones, each with one sale in shop a; return the last txid that has committed."""
+    with StateStore.connect(settings) as store:
+        tally, txids = Tally(store), store.uncommitted("tally", number)
+        if number > len(txids):
+            txids += tally.plan(number - len(txids), run_id=f"run {time.monotonic_ns()}")
+        for txid in txids:
+            tally.process(txid, ROW, mode="restage")  # an earlier try may have sealed it
+            tally.commit(txid)
+        return store.committed("tally")
 
 
 def frozen(*numbers: int) -> list[bytes]:
@@ -148,7 +143,6 @@ def contents(settings: Settings) -> dict[str, list[str]]:
 
 @contextmanager
 def refused(settings: Settings, error: type[Exception], match: str | None = None) -> Iterator[pytest.ExceptionInfo[Exception]]:
-    """Check that a step is refused, and has changed neither ledger nor states."""
     before = contents(settings)
     with pytest.raises(error, match=match) as refusal:
         yield refusal
@@ -165,8 +159,16 @@ def holding(settings: Settings, statement: str, user: str = "postgres") -> Itera
 
 
 @contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
 def listening(store: StateStore, event: str, listener: Callable[..., None], **how: Any) -> Iterator[None]:
-    """Call a function at each event of a store's connections, such as its commits."""
     sa.event.listen(store.engine, event, listener, **how)
     try:
         yield
@@ -183,10 +185,9 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture
-def tally(store: StateStore, register: Callable[..., None]) -> Tally:
-    """Register pipeline tally, which has no batch yet."""
-    register(TALLY)
-    return Tally(store)
+def tally(tally_of: TallyOf) -> Tally:
+    """Pipeline tally, registered, which has no batch yet."""
+    return tally_of(TALLY)
 
 
 @pytest.fixture
@@ -206,7 +207,6 @@ def owner(settings: Settings) -> Iterator[StateStore]:
 
 @pytest.fixture
 def as_role(settings: Settings) -> Execute:
-    """A function that runs statements as a role, on a connection of their own."""
     return lambda role, statement, parameters=None: execute(settings.conninfo(user=role), statement, parameters)
 
 
@@ -217,17 +217,14 @@ def waiting(as_role: Execute) -> Callable[[], int]:
 
 
 def merge_steps(tally: Tally, commit: Step, statement_with: str = "INTO state.per_shop") -> list[dict[str, Any]]:
-    """Commit, and return the steps of Postgres' plan for the statement with this text, last step first.
-
-    The plan is requested right before the statement; its first step lists the settings that differ from the server's.
-    """
+    """Commit, and return the steps of Postgres' plan for the statement with this text, last step first."""
     plans: list[dict[str, Any]] = []
 
     def explain(_connection: object, cursor: Any, statement: str, parameters: Any, *_: object) -> None:
         if statement_with in statement:
             cursor.execute(f"EXPLAIN (VERBOSE, SETTINGS, FORMAT json) {statement}", parameters)
             ((explained,),) = cursor.fetchone()
-            plans.append(explained["Plan"] | {"Settings": explained.get("Settings", {})})
+            plans.append(explained["Plan"] | {"Settings": explained.get("Settings", {})})  # that differ from the server's
 
     with listening(tally.store, "before_cursor_execute", explain):
         commit()

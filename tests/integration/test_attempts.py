@@ -37,11 +37,11 @@ def test_a_plan_continues_what_was_opened_and_is_made_once(tally: Tally, setting
     assert open_batches("monday", [], None, []) == [1, 2]
     assert tally.store.run_txids("tally", "monday") == [1, 2]
     assert open_batches("stale", [], None, frozen(1, 2, 3)) is None
-    too_long, longest = [*frozen(3), bytes(MAX_METADATA_BYTES + 1)], MAX_METADATA_BYTES
+    longest = MAX_METADATA_BYTES
     for seen, metadata, says in (
         (7, frozen(8), "tally has no txid 7 for others to follow: that would leave a gap"),
         (MAX_TXID, frozen(1), "tally has used up its txids"),
-        (2, too_long, f"takes {longest + 1} bytes, the limit is {longest}"),
+        (2, [*frozen(3), bytes(longest + 1)], f"takes {longest + 1} bytes, the limit is {longest}"),
     ):
         with pytest.raises(errors.RangeRefused, match=says):
             open_batches("next", [], seen_batch(seen), metadata)
@@ -77,7 +77,6 @@ CORRUPTIONS = [
 @pytest.mark.promise("I19", "fault:metadata-is-damaged:processing", "fault:metadata-is-damaged:commit")
 @pytest.mark.promise("error:METADATA_CORRUPT")
 def test_altered_metadata_halts_every_step_of_its_batch(tally: Tally) -> None:
-    """Metadata with another digest or an unknown version is never guessed at: no plan, attempt or commit (I19)."""
 
     def alter(content: bytes, digest_of: bytes) -> None:
         altered = [content, hashlib.sha256(digest_of).digest()]
@@ -105,7 +104,6 @@ def test_altered_metadata_halts_every_step_of_its_batch(tally: Tally) -> None:
 @pytest.mark.promise("I4", "error:ATTEMPT_FENCED", "I5", "decision:0002")
 @pytest.mark.promise("fault:process-is-stopped-and-goes-on-later:processing")
 def test_a_newer_attempt_fences_the_older_whenever_that_goes_on(tally: Tally) -> None:
-    """Its seal names the owner of the batch, its failure disturbs nothing, and its rows are never merged (I4, I5)."""
     tally.plan(2)
     beside, older, newer = tally.start(2), tally.start(1), tally.start(1)
     assert (older.number, newer.number) == (1, 2)
@@ -187,8 +185,7 @@ def test_after_a_deploy_neither_old_code_nor_old_partials_count(
     before = contents(settings)
     assert deployed.commit_ready() == []
     assert contents(settings) == before
-    attempt = deployed.start(1)  # although the newest is sealed
-    tally.store.seal(attempt, [deployed.stage(attempt, "per_shop", [("a", 2, 2, 2, 2)])], attempts.Tracked(1))
+    deployed.process(1, [("a", 2, 2, 2, 2)])  # although the newest is sealed
     assert deployed.commit(1).attempt == 2
     assert tally.state() == [("a", 2, 2, 2, 2, 1)]
 
@@ -267,7 +264,6 @@ def start_elsewhere(tally: Tally, txid: int) -> attempts.Attempt:
 
 
 def unbegun(tally: Tally, run_id: str = "run") -> list[int]:
-    """Return the batches that a task of this run would go on with."""
     found = [0]
     while (txid := tally.store.next_unbegun("tally", run_id, after=found[-1])) is not None:
         found.append(txid)
@@ -276,10 +272,7 @@ def unbegun(tally: Tally, run_id: str = "run") -> list[int]:
 
 @pytest.mark.promise("performance:task-that-is-finished-goes-on-with")
 def test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those that have an attempt, in whichever state, those given up, and those of another run.
-
-    A task that has helped for long gives its place back, which other pipelines may need; the batches are not lost.
-    """
+    """A task that has helped for long gives its place back, which other pipelines may need; the batches are not lost."""
     tally.plan(6)
     tally.plan(1, run_id="another")
     monkeypatch.setattr(worker, "LONGEST_HELP_SECONDS", 0.0)
@@ -298,28 +291,14 @@ def test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order(tally: T
     assert len(tally.store.batch_history("tally", 3).attempts) == 1
 
 
-def test_batches_outside_the_window_are_not_begun(tally: Tally) -> None:
-    tally.plan(6)
-    tally.process(5)
-    tally.spec = replace(tally.spec, window=2)
-    tally.plan(1, run_id="another")
-    assert [tally.store.turn("tally", txid).begins for txid in (1, 2, 3, 4)] == [True, True, False, False]
-    assert unbegun(tally) == [1, 2]
-    assert tally.store.start_attempt(tally.spec, 3, "too early") is NotStarted.AHEAD
-    assert tally.store.start_attempt(tally.spec, 5, "again") is NotStarted.SEALED
-    tally.complete(1)
-    assert unbegun(tally) == [2, 3]
-    tally.start(3)
-
-
 @pytest.mark.parametrize("end", ["killed", "suspended"])
 def test_a_process_that_is_gone_holds_no_other_up(tally: Tally, settings: Settings, end: str) -> None:
     tally.plan(1)
     with closing(psycopg2.connect(**settings.conninfo(), application_name=OTHER)) as session:
         start_elsewhere(tally, 1)
         assert tally.store.is_in_work("tally", 1)
-        last_heartbeat = {"killed": "1 hour", "suspended": "-61 s"}[end]
-        tally.sql(f"UPDATE tidegate.attempt SET seen_at = now() + interval '{last_heartbeat}'")
+        last_seen = {"killed": "1 hour", "suspended": "-61 s"}[end]
+        tally.sql(f"UPDATE tidegate.attempt SET seen_at = now() + interval '{last_seen}'")
         if end == "killed":
             session.close()
         until(lambda: not tally.store.is_in_work("tally", 1))
@@ -332,7 +311,6 @@ def test_who_would_process_a_batch_waits_for_the_process_at_work(tally: Tally, s
     tally.plan(2)
 
     def process(txid: int, stopped: threading.Event, *, seconds: int = 60) -> list[str]:
-        """Return what each call got."""
         got: list[str] = []
 
         def step(mode: Mode) -> Processed:

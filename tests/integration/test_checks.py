@@ -15,7 +15,6 @@ Word = tuple[str | None, int]
 
 
 def declare(**checks: Check) -> Pipeline:
-    """Declare a pipeline of words and numbers, with a state of counts and one of rows."""
     states = {
         "counted": State(key={"word": "text"}, aggregates={"lines": Count()}),
         "log": Rows({"word": "text", "number": "bigint"}),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from psycopg2 import sql
 
 from tests.integration.conftest import Tally
 from tests.postgres_versions import AnyPostgres, running
@@ -25,8 +24,8 @@ from tidegate.state_store import Settings, StateStore
 @pytest.mark.promise("performance:one-engine-per-process-and-settings-connections")
 def test_the_last_store_closes_all_connections(server: Server, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def is_connected() -> bool:
-        statement = sql.SQL("SELECT pid FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'")
-        return bool(server.execute(statement, [settings.pg_database]))
+        found = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'"
+        return bool(server.execute(found, [settings.pg_database]))
 
     first, second = StateStore.connect(settings), StateStore.connect(settings)
     assert first.engine is second.engine
@@ -53,10 +52,7 @@ def session_of(settings: Settings) -> str:
 
 
 def test_a_forked_process_opens_its_own_connections(settings: Settings) -> None:
-    """Two processes on one connection would read each other's answers; the parent keeps its connections.
-
-    A session is named after its process: attempts of the parent live no longer than the parent's sessions.
-    """
+    """Two processes on one connection would read each other's answers. A session is named after its process."""
     with StateStore.connect(settings):
         parent = session_of(settings)
         with ProcessPoolExecutor(1, get_context("fork")) as pool:
@@ -78,7 +74,6 @@ def test_a_commit_waits_for_the_disk_and_never_for_less_than_the_server_requires
 
 @pytest.mark.promise("error:SCHEMA_OUT_OF_DATE", "error:ACCESS_REFUSED")
 def test_a_database_that_cannot_be_used_says_why(tally: Tally, settings: Settings, server: Server) -> None:
-    """Tidegate never migrates by itself, nor uses a ledger that another schema.sql has made."""
 
     def refuses(error: type[Exception], says: str, **changes: object) -> None:
         with pytest.raises(error, match=says):
@@ -99,7 +94,7 @@ def test_a_database_that_cannot_be_used_says_why(tally: Tally, settings: Setting
 
     # A file's name or a reason with a character that the database lacks would halt a pipeline, later.
     how = "ENCODING 'LATIN1' LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
-    server.execute(sql.SQL(f"CREATE DATABASE in_latin1 OWNER tidegate_owner {how}"))
+    server.execute(f"CREATE DATABASE in_latin1 OWNER tidegate_owner {how}")
     try:
         with pytest.raises(errors.PermanentError, match=r"keeps texts in LATIN1.*ENCODING 'UTF8'"):
             migrations.upgrade(replace(settings, pg_database="in_latin1"), [])
@@ -147,7 +142,7 @@ def test_a_setting_under_which_steps_never_end_is_named_with_its_role(
     with pytest.raises(errors.AccessRefused, match="As an administrator, run: ALTER ROLE postgres") as refused:
         migrations.upgrade(settings, [tally.spec])
     for remedy in str(refused.value).partition("run: ")[2].split("; "):
-        server.execute(sql.SQL(remedy))
+        server.execute(remedy)
     assert tally.store.harmful_settings() == []
     migrations.upgrade(settings, [tally.spec])
 

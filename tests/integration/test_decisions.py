@@ -132,7 +132,6 @@ QUARANTINE = (
 
 @pytest.fixture
 def quarantined(tally: Tally) -> Tally:
-    """Tally with a committed batch that has set aside a raw record and a parsed one."""
     tally.having(1, 1, 1)
     tally.sql(QUARANTINE, ["a,five", True, RAW, RAW])
     tally.sql(QUARANTINE, [PARSED, False, COLUMNS, COLUMNS])

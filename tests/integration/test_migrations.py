@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import in_process
+from tests.checkout import REPOSITORY
 from tests.integration.conftest import TALLY, Execute, holding, until
 from tests.servers import Server
 from tests.statements import execute
@@ -20,7 +21,6 @@ from tidegate import migrations
 from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.state_store import Settings, StateStore
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 WORDS = Pipeline(
     "words",
     Files("texts", glob="*.csv", format="csv", schema={"word": "string"}),
@@ -38,7 +38,6 @@ def empty(server: Server, tmp_path: Path) -> Iterator[Settings]:
 
 @pytest.fixture
 def home(empty: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a project with the migration of SPECS, which functions of this process use."""
     (tmp_path / "pipelines").mkdir()
     monkeypatch.setenv(project.HOME_VARIABLE, str(tmp_path))
     migrations.new_revision(empty, SPECS, "states")
@@ -139,7 +138,6 @@ class Author:
         return done.stdout + done.stderr
 
     def migrates(self, declared: str) -> None:
-        """Declare visits, write the migration and run it; then none is missing."""
         (self.folder / "pipelines" / "visits.py").write_text(declared)
         self.runs("migrate", "--new", "visits")
         self.runs("migrate")
@@ -202,7 +200,6 @@ def test_a_key_that_is_declared_otherwise_becomes_the_tables_key(author: Author)
 
 @pytest.fixture
 def settled(author: Author, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings of a project, which functions of this process use too, with one migration that was run."""
     monkeypatch.setenv(project.HOME_VARIABLE, str(author.folder))
     author.migrates(VISITS)
     return replace(author.settings, home=author.folder)

@@ -6,11 +6,10 @@ What can be done later is left for later; what cannot names the obstacle, leaves
 import io
 import os
 import re
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +17,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests import steps
-from tests.integration.conftest import ROW, TALLY, Execute, Tally, contents, holding, until
+from tests.integration.conftest import ROW, TALLY, Tally, contents, holding, stopped, until
+from tests.servers import Server
 from tests.small_disk import fill, mounted
-from tests.store import DeadlineConnection, LedgerReader, NoAnswer, connect, copy_rows, digest_statement, errors, state_tables
+from tests.store import LedgerReader, NoAnswer, connect, copy_rows, digest_statement, errors, state_tables
 from tidegate import migrations
 from tidegate.explain import remedies, why
 from tidegate.jobs.sources.postgres.source_connection import connected
@@ -50,7 +50,6 @@ ROW_LOCKS = {
 
 @pytest.fixture
 def impatient(settings: Settings) -> Settings:
-    """Settings with a short wait for locks, by which staging is old at once."""
     return replace(settings, lock_timeout_seconds=1, staging_retention_hours=0)
 
 
@@ -96,11 +95,9 @@ def test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of(
 
 @pytest.mark.promise("fault:another-session-keeps-lock:commit", "error:LOCK_HELD", "I20")
 def test_what_meets_a_lock_names_the_session(tally: Tally, impatient: Settings, waiting: Callable[[], int]) -> None:
-    """Not one that reads the same table or holds another row of it; and the advice is right for a lock.
+    """Not one that reads the same table or holds another row of it; nor by a statement of its: that may hold data.
 
-    So do verbs that only look, and the page. Of a session of the same role, since when its transaction is open is said, and
-    what it does, but not by which statement: that may hold data. A reader alone would not be in a commit's way: a migration
-    waits for the reader, and the commit for the migration.
+    A reader alone would not be in a commit's way: a migration waits for the reader, and the commit for the migration.
     """
     tally.having(2, 1)
 
@@ -174,28 +171,21 @@ def test_a_step_that_a_deadlock_ends_leaves_nothing_and_is_tried_again(
 
 
 @pytest.fixture
-def disk(settings: Settings, as_role: Execute) -> Iterator[Path]:
-    """A disk on which the tables are that a test makes."""
-
-    def alter(*statements: str) -> None:
-        for statement in statements:
-            as_role("postgres", statement.format(settings.pg_database))
-
+def disk(settings: Settings, server: Server) -> Iterator[Path]:
+    """A disk on which the tables are that a test makes; the database goes with it."""
     with mounted("2m") as disk:
-        ((data_folder,),) = as_role("postgres", "SHOW data_directory")
-        server = Path(data_folder).stat()
+        ((data_folder,),) = server.execute("SHOW data_directory")
+        of_server = Path(data_folder).stat()
         (place := disk / "tables").mkdir()
-        os.chown(place, server.st_uid, server.st_gid)
-        alter(f"CREATE TABLESPACE small LOCATION '{place}'", "GRANT CREATE ON TABLESPACE small TO PUBLIC")
-        alter("ALTER DATABASE {} SET default_tablespace = small")
+        os.chown(place, of_server.st_uid, of_server.st_gid)
+        server.execute(f"CREATE TABLESPACE small LOCATION '{place}'")
+        server.execute("GRANT CREATE ON TABLESPACE small TO PUBLIC")
+        server.execute(f"ALTER DATABASE {settings.pg_database} SET default_tablespace = small")
         try:
             yield disk
         finally:
-            alter(
-                "ALTER DATABASE {} RESET default_tablespace",
-                *(f"ALTER {kind} ALL IN TABLESPACE small SET TABLESPACE pg_default" for kind in ("TABLE", "INDEX")),
-                "DROP TABLESPACE small",
-            )
+            server.drop_database(settings.pg_database)
+            server.execute("DROP TABLESPACE small")
 
 
 @pytest.mark.promise("fault:disk-is-full:processing", "fault:disk-is-full:commit")
@@ -240,25 +230,12 @@ def test_a_copy_into_staging_waits_for_its_rows_but_not_for_a_process_that_is_st
             columns, digest = list(table.c.keys()), digest_statement(spec, 1, attempt.number)
             return copy_rows(cursor, table.name, columns, _Slow(rows, pause), 7, digest)[0]
 
-        assert isinstance(connection, DeadlineConnection)
         assert connection.answer_seconds == 630
         connection.answer_seconds = 1
         pid = connection.info.backend_pid
         assert copied(lambda: threading.Event().wait(2)) == 10
-        try:
-            with pytest.raises(NoAnswer, match=f"session {pid} .*has not answered for 1 s"):
-                copied(lambda: os.kill(pid, signal.SIGSTOP))
-        finally:
-            os.kill(pid, signal.SIGCONT)
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
+        with ExitStack() as until_then, pytest.raises(NoAnswer, match=f"session {pid} .*has not answered for 1 s"):
+            copied(lambda: until_then.enter_context(stopped(pid)))
 
 
 @pytest.mark.promise("limit:LONGEST_SOURCE_ANSWER_SECONDS", "limit:LONGEST_STATEMENT_SECONDS")

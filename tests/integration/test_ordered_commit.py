@@ -1,8 +1,6 @@
 """The ordered commit counts each txid once, in order and whole, whatever happens to the connection."""
 
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,8 +12,19 @@ from functools import partial
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.conftest import BIGINT_MAX, PATIENCE_SECONDS, ROW, TALLY, Tally, contents, holding, merge_steps, until
-from tests.relay import Relay
+from tests.chaos.wire import Wire
+from tests.integration.conftest import (
+    BIGINT_MAX,
+    PATIENCE_SECONDS,
+    ROW,
+    TALLY,
+    Tally,
+    contents,
+    holding,
+    merge_steps,
+    stopped,
+    until,
+)
 from tests.store import Commit, Tracked, errors
 from tidegate.explain import why
 from tidegate.state_store import Settings, StateStore
@@ -24,7 +33,6 @@ from tidegate.state_store import Settings, StateStore
 @pytest.mark.promise("performance:nothing-is-checked-per-row-that-is", "I3", "error:COMMIT_OUT_OF_ORDER", "I8")
 @pytest.mark.promise("fault:process-dies-at-any-statement:after")
 def test_batches_add_up_in_txid_order(tally: Tally, settings: Settings) -> None:
-    """Each commit merges its partials into the existing rows and stamps them; other rows keep their txid."""
     tally.plan(3)
     tally.process(2, [("b", 1, 7, 7, 7), ("c", 1, -1, -1, -1)], [("2013-01-01", 1), ("2013-01-02", 1)])
     tally.process(3, ROW)
@@ -67,7 +75,6 @@ def test_a_ledger_that_is_not_that_of_the_code_commits_nothing(tally: Tally) -> 
 
 @pytest.mark.promise("I7", "I20", "error:ATTEMPT_NOT_SEALED", "error:UNKNOWN_BATCH", "limit:LONGEST_SILENCE_SECONDS")
 def test_only_a_sealed_attempt_commits(tally: Tally) -> None:
-    """One that is at work is waited for (I7), until it has failed, or is silent or at work for too long (I20)."""
 
     def commit_is_refused(error: type[Exception], match: str) -> None:
         tally.refuses(error, match, partial(tally.commit, 1))
@@ -95,7 +102,6 @@ def test_only_a_sealed_attempt_commits(tally: Tally) -> None:
 
 @pytest.mark.promise("I2", "I3", "fault:airflow-loses-repeats-or-reorders-tasks:commit", "decision:0001")
 def test_many_committers_of_many_txids_make_one_commit_each(tally: Tally, settings: Settings) -> None:
-    """One of a txid commits, the others see that it has, and who is too early is refused and retries (I2, I3)."""
     tally.having(4, 4, shops=[(f"shop {number}", 1, 2, 2, 2) for number in range(200)])
     start = threading.Barrier(12)
 
@@ -148,7 +154,6 @@ def test_staging_that_differs_from_its_seal_never_counts(tally: Tally) -> None:
 @pytest.mark.promise("I7", "fault:spark-task-runs-twice-or-is-speculated:processing")
 @pytest.mark.promise("fault:spark-task-runs-twice-or-is-speculated:commit")
 def test_rows_that_no_seal_names_do_not_count(tally: Tally, caplog: pytest.LogCaptureFixture) -> None:
-    """A Spark task that ran twice staged twice; the merge reads only what the seal names (I7), and the log names the others."""
     tally.plan(1)
     attempt, other = tally.start(1), [("b", 1, 1, 1, 1)]
     tally.stage(attempt, "per_shop", ROW + other)
@@ -164,10 +169,7 @@ def test_rows_that_no_seal_names_do_not_count(tally: Tally, caplog: pytest.LogCa
 @pytest.mark.promise("I9", "I14", "fault:another-program-writes-state-table:commit", "decision:0001")
 @pytest.mark.promise("fault:another-program-writes-state-table:after", "error:GUARD_MISMATCH", "error:HOLE_DETECTED")
 def test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts(tally: Tally) -> None:
-    """The guard is an alarm: another writer's row is not skipped silently, and no other row is written (I14).
-
-    A ledger that was edited or half restored neither repeats nor skips a batch (I9).
-    """
+    """Another writer's row is not skipped silently (I14); a ledger that was edited neither repeats nor skips a batch (I9)."""
     tally.having(3, 3, 2, shops=[("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1), ("c", 1, 1, 1, 1)])
     write = "SET tidegate.writer = tally; UPDATE state.per_shop SET txid = {} WHERE shop = 'b'"
     for txid in (3, 4, BIGINT_MAX):
@@ -191,7 +193,6 @@ def test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts(tally: Tally)
 
 @pytest.fixture
 def ready(tally: Tally) -> Tally:
-    """Tally with one committed batch and another that waits for its commit."""
     return tally.having(2, 2, 1)
 
 
@@ -209,10 +210,9 @@ FOR EACH ROW EXECUTE FUNCTION public.waits()
 
 @pytest.mark.promise("I10", "fault:connection-breaks-before-commit-arrives:commit")
 def test_a_connection_that_ends_before_its_commit_arrives_commits_nothing(ready: Tally, settings: Settings) -> None:
-    """The outcome is looked up, not guessed: nothing landed, so the retry commits and counts once (I10)."""
-    relay = Relay(settings.pg_port)
-    with StateStore.connect(replace(settings, pg_port=relay.port)) as store:
-        sa.event.listen(store.engine, "commit", lambda _: relay.cut(), once=True)
+    wire = Wire(lambda: (settings.pg_host, settings.pg_port))
+    with StateStore.connect(replace(settings, pg_port=wire.port)) as store:
+        sa.event.listen(store.engine, "commit", lambda _: wire.cut(), once=True)
         ready.refuses(errors.StoreUnavailable, "", lambda: store.commit_batch(ready.spec, 2, "test"))
         assert store.commit_batch(ready.spec, 2, "test").already_committed is False
     assert ready.state() == AFTER_BOTH
@@ -225,16 +225,16 @@ def test_the_outcome_of_a_commit_whose_answer_is_lost_is_waited_for(
 ) -> None:
     """It is open while the server holds the transaction: who looks it up waits for the cursor's lock (I10)."""
     ready.sql(IN_COMMIT, role="postgres")
-    relay = Relay(settings.pg_port)
+    wire = Wire(lambda: (settings.pg_host, settings.pg_port))
     with (
         caplog.at_level(logging.WARNING),
         holding(settings, LOCK) as holder,
-        StateStore.connect(replace(settings, pg_port=relay.port)) as store,
+        StateStore.connect(replace(settings, pg_port=wire.port)) as store,
         ThreadPoolExecutor(1) as thread,
     ):
         commit = thread.submit(store.commit_batch, ready.spec, 2, "first")
         ((pid,),) = until(lambda: ready.sql(WAITS.format("query = 'COMMIT'"), role="postgres"))
-        relay.cut()
+        wire.cut()
         until(lambda: waiting() == 2)
         if not lands:
             assert ready.sql("SELECT pg_terminate_backend(%s, 5000)", [pid], role="postgres") == [(True,)]
@@ -269,22 +269,18 @@ def test_a_commit_whose_process_is_stopped_is_given_up_and_looked_up(
     with StateStore.connect(impatient) as store, ThreadPoolExecutor() as threads, holding(settings, lock) as holder:
         commit = threads.submit(store.commit_batch, ready.spec, 2, "test")
         ((pid,),) = until(lambda: ready.sql(WAITS.format(waits), role="postgres"))
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             holder.rollback()
             with pytest.raises(errors.StoreUnavailable, match=rf"session {pid} .*kill -CONT {pid}"):
                 commit.result(60)
             assert f"Session {pid} of Postgres holds its cursor" in why.explain(ready.store, TALLY).causes[0].sentence
             assert store.poison_tries("tally", 2) == 0
-        finally:
-            os.kill(pid, signal.SIGCONT)
     ready.commit(2)  # or hears that it has
     assert ready.state() == AFTER_BOTH
 
 
 @pytest.mark.promise("I20", "fault:process-is-stopped-and-goes-on-later:commit")
 def test_a_committer_that_is_paused_loses_its_transaction(ready: Tally, settings: Settings) -> None:
-    """It delays others by a configured time, and still succeeds when it wakes up (I20)."""
     done: list[Commit] = []
     with StateStore.connect(replace(settings, idle_timeout_seconds=1)) as paused:
         sa.event.listen(paused.engine, "commit", lambda _: done.append(ready.commit(2)), once=True)
@@ -294,7 +290,6 @@ def test_a_committer_that_is_paused_loses_its_transaction(ready: Tally, settings
 
 
 def test_a_limit_on_whole_transactions_does_not_stop_a_commit(ready: Tally, settings: Settings) -> None:
-    """Its statements and pauses have limits of their own; a merge that takes longer than the role's would never commit."""
     if ready.sql("SELECT current_setting('server_version_num')::int < 170000") == [(True,)]:
         pytest.skip("this server has no transaction_timeout")
     ready.sql(f"ALTER DATABASE {settings.pg_database} SET transaction_timeout = '500ms'", role="postgres")

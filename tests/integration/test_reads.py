@@ -32,7 +32,6 @@ WRONG_RANGES = [
 
 @pytest.mark.promise("limit:MOST_KEYS", "error:USAGE_ERROR", "security:user-of-airflow-on-operator-page")
 def test_rows_are_read_by_key_and_in_ranges(tally: Tally, settings: Settings) -> None:
-    """Keys are text or Python's values; a key without a row is None, and may be requested twice. Ranges include both ends."""
     with LedgerReader(settings) as ledger:
         shops, days = StateReader(ledger, "tally", "per_shop"), StateReader(ledger, "tally", "per_day")
         assert (shops.get_many([["north"]]).txid, shops.get_many([["north"]]).rows) == (0, [None])
@@ -73,9 +72,7 @@ def test_times_are_in_utc_whatever_zone_the_session_has(settings: Settings, tall
     clock.sql(f"ALTER DATABASE {settings.pg_database} SET timezone = 'Asia/Tokyo'", role="postgres")
     clock.store.engine.dispose()  # connections from before the setting
     at, text = datetime(2026, 1, 1, 20, tzinfo=UTC), "2026-01-01 20:00"
-    clock.plan()
-    clock.process(1, clock=[(at.isoformat(), 7)])
-    clock.commit(1)
+    clock.having(1, 1, 1, clock=[(at.isoformat(), 7)])
     (state,), row = clock.spec.states, {"at": at, "n": 7, "txid": 1}
     assert get(settings, state, [[text]]) == [row]
     asked = Query(
@@ -110,9 +107,7 @@ def test_a_key_is_found_whatever_it_contains(settings: Settings, tally_of: Tally
     """Other digits than its column has are not rounded to another key."""
     states = {name: state for name, (state, _) in KEYED.items()}
     tally = tally_of(Pipeline("keyed", Files("keyed", format="csv", schema={"word": "string"}), states))
-    tally.plan()
-    tally.process(1, **{name: rows for name, (_, rows) in KEYED.items()})
-    tally.commit(1)
+    tally.having(1, 1, 1, **{name: rows for name, (_, rows) in KEYED.items()})
     words, prices, _ = tally.spec.states
 
     texts = [str(word) for word, _ in KEYED["words"][1]]
@@ -137,7 +132,6 @@ def reader(tally: Tally, settings: Settings) -> Iterator[LedgerReader]:
 
 
 def query(answer: Callable[..., Any], **changes: Any) -> Query:
-    """Declare a query of the tally."""
     return Query("question", answer, **{"reads": ["tally.per_shop", "tally.per_day"], **changes})
 
 
@@ -194,10 +188,7 @@ WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
 
 @pytest.mark.promise("security:user-who-asks-query")
 def test_an_answer_that_is_more_than_reading_is_refused(reader: LedgerReader, tally: Tally) -> None:
-    """And changes nothing: the role cannot, the transaction does not, and only a SELECT over what is named is executed.
-
-    Postgres converts an argument's text, and nothing is rounded. What is none is named with its type, before the query is made.
-    """
+    """And changes nothing. Postgres converts an argument's text, and nothing is rounded."""
     given: list[Any] = []
 
     def answer(_states: Any, value: Any) -> Any:

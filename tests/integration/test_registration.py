@@ -25,12 +25,10 @@ SILENT = f"UPDATE tidegate.attempt SET seen_at = now() - interval '{attempts.LON
 
 @pytest.fixture
 def busy(tally: Tally) -> Tally:
-    """Tally with a commit, a sealed batch and a planned one."""
     return tally.having(3, 2, 1, days=DAY)
 
 
 def retire(store: StateStore, pipeline: str = "tally", **changes: object) -> retirement.Retirement:
-    """Retire a pipeline, with all transactions that this takes."""
     while True:
         done = store.retire(pipeline, replace(REQUEST, **changes))
         if not done.are_more:
@@ -80,7 +78,6 @@ def test_a_declaration_is_fixed_from_the_first_commit_on(tally: Tally, settings:
 
 @pytest.mark.promise("I15")
 def test_a_state_has_one_writer(tally: Tally, settings: Settings) -> None:
-    """A second pipeline on the same table is refused before it can write (I15); so are two that exchange states."""
     states = {"outbox": Update({"a": "integer"}, lambda _batch: None)}
     outbox = Pipeline("one", FixedBatches([], {"a": "int"}), states=states).spec
     other = replace(SPEC, name="other", states=(replace(DAYS, name="per_month"),))
@@ -147,7 +144,6 @@ def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, s
 
 @pytest.mark.promise("I23", "fault:pipeline-is-retired:processing")
 def test_a_process_that_began_before_is_fenced(busy: Tally, owner: StateStore) -> None:
-    """A pipeline at work is not retired."""
     late = busy.start(3)
     staged = [busy.stage(late, "per_shop", ROW)]
     says = r"tally is at work: attempt 1 at txid 3, by test\. Let no other run begin"
@@ -184,7 +180,6 @@ def test_a_commit_and_a_retirement_wait_for_each_other(busy: Tally, owner: State
 
 @pytest.fixture
 def shop(tally_of: TallyOf) -> Tally:
-    """Pipeline shop, with rows that others follow, divided by ranges, a history and a state by key."""
     states = {
         "sales": Rows({"a": "integer"}, range_partitions=Ranges("a", 10)),
         "sums": State({"a": "integer"}, {"n": Count()}),
@@ -211,7 +206,6 @@ def test_a_followed_pipeline_is_not_retired(shop: Tally, owner: StateStore, sett
 
 
 def test_what_needs_the_tables_of_a_state_keeps_them(busy: Tally, owner: StateStore, register: Callable) -> None:
-    """A team's view, or a table that inherits from one, is named, and nothing is done."""
 
     def is_refused(error: type[Exception], says: str) -> None:
         busy.refuses(error, says, lambda: retire(owner, drops_states=True))
@@ -250,13 +244,10 @@ def test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration(bu
 
 @pytest.mark.promise("decision:0046")
 def test_states_are_dropped_with_all_their_parts(shop: Tally, owner: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By several transactions, during which the pipeline cannot be reinstated any more."""
     monkeypatch.setattr(range_partitions, "MOST_AT_ONCE", 2)
     values, tables = [1, 11, 21], ["names", "names_versions", "sales", "sums"]
-    shop.plan()
     names = [(value, "2026-01-01", 1) for value in values]
-    shop.process(1, sales=enumerate(values), sums=[(value, 1) for value in values], names=names)
-    shop.commit(1)
+    shop.having(1, 1, 1, sales=enumerate(values), sums=[(value, 1) for value in values], names=names)
     looked = owner.retire("shop", replace(REQUEST, drops_states=True, is_confirmed=False))
     assert (sorted(looked.dropped), looked.retired.at, looked.are_more) == (tables, None, False)
     assert [lag.pipeline for lag in shop.store.lag()] == ["shop"]
@@ -266,8 +257,8 @@ def test_states_are_dropped_with_all_their_parts(shop: Tally, owner: StateStore,
         dropped += done.dropped
         with pytest.raises(errors.RangeRefused, match="its states were dropped"):
             owner.reinstate("shop", "anna", "back")
-    assert sorted(dropped + done.dropped) == tables
     assert dropped
+    assert sorted(dropped + done.dropped) == tables
     left = "SELECT relname FROM pg_class WHERE relnamespace = 'state'::regnamespace AND relkind IN ('r', 'p', 'v')"
     assert [name for (name,) in shop.sql(left) if name.partition("$")[0] in tables] == []
     assert shop.sql("SELECT FROM tidegate.state_range") == []

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 import shutil
 import stat
 import subprocess
@@ -10,30 +11,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from tests.conftest import register_pipelines
-from tests.integration.conftest import ROW, TALLY, Tally
+from tests.integration.conftest import TALLY, Tally, commit_next
 from tests.postgres_versions import AnyPostgres, running
 from tests.servers import Server
+from tests.statements import execute
 from tests.store import Mark, Witness, commit_witness, cursors, errors
 from tidegate import migrations
 from tidegate.state_store import Settings, StateStore
 
 
 class Machine(AnyPostgres):
-    """A server of a test's own, whose data folder can be copied and put back."""
-
-    def back_up(self, backup: Path) -> None:
+    def copy(self, source: Path, target: Path) -> None:
+        """Copy a data folder while the server stands still; what is at the target goes."""
         self.stop()
-        subprocess.run(["cp", "-a", self.data, backup], check=True)
-        self.start()
-
-    def put_back(self, backup: Path) -> None:
-        self.stop()
-        shutil.rmtree(self.data)
-        subprocess.run(["cp", "-a", backup, self.data], check=True)
+        shutil.rmtree(target, ignore_errors=True)
+        subprocess.run(["cp", "-a", source, target], check=True)
         self.start()
 
 
@@ -41,24 +38,13 @@ class Machine(AnyPostgres):
 def machine(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machine]:
     """A server with pipeline tally, whose txids 1 and 2 have committed."""
     with running(Machine(tmp_path, free_port())) as postgres:
-        assert isinstance(postgres, Machine)
         migrations.upgrade(postgres.settings, [])
         register_pipelines(postgres.settings, TALLY)
         commit_next(postgres.settings, 2)
         yield postgres
 
 
-def commit_next(settings: Settings, number: int = 1) -> int:
-    """Commit planned batches, or new ones, as separate processes would; return the last txid."""
-    with StateStore.connect(settings) as store:
-        tally = Tally(store)
-        for txid in (txids := tally.upcoming(number)):
-            assert not tally.complete(txid, ROW).already_committed
-    return txids[-1]
-
-
 def assert_halted(settings: Settings, message: str) -> None:
-    """Check that every step of a batch is refused with this message, and nothing is written."""
     with StateStore.connect(settings) as store:
         tally, next_txid = Tally(store), store.committed("tally") + 1
         steps = [
@@ -75,12 +61,12 @@ def assert_halted(settings: Settings, message: str) -> None:
 @pytest.mark.promise("I9", "fault:database-is-restored-copied-or-promoted:after", "decision:0023")
 def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine, tmp_path: Path) -> None:
     """System identifier, timeline and database are the same: only the witness knows of later commits, and of other ones."""
-    settings, backups = machine.settings, iter([tmp_path / "first", tmp_path / "second"])
+    settings = machine.settings
 
     def lose_a_commit(txid: int) -> None:
-        machine.back_up(backup := next(backups))
+        machine.copy(machine.data, tmp_path / "backup")
         assert commit_next(settings) == txid
-        machine.put_back(backup)
+        machine.copy(tmp_path / "backup", machine.data)
 
     with StateStore.connect(settings) as store:
         assert Tally(store).plan() == [3]
@@ -95,13 +81,11 @@ def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine,
     assert_halted(settings, "txid 3 is lost")  # an ordinary migration accepts nothing
 
     (story,) = migrations.accept_epoch(settings, "an operator").values()
-    assert story.startswith("goes on after txid 2; given up: it stands at txid 2")
-    assert "txid 3 is lost" in story
+    assert re.match("goes on after txid 2; given up: it stands at txid 2.*txid 3 is lost", story)
     assert migrations.accept_epoch(settings, "an operator") == {}
     assert commit_next(settings, 2) == 4
-    with migrations.connected(settings) as connection:
-        actions = connection.exec_driver_sql("SELECT pipeline, txid, action, owner, reason FROM tidegate.operator_action").all()
-    assert [tuple(action) for action in actions] == [("tally", 2, "accept", "an operator", story)]
+    actions = execute(settings.conninfo(), "SELECT pipeline, txid, action, owner, reason FROM tidegate.operator_action")
+    assert actions == [("tally", 2, "accept", "an operator", story)]
 
     lose_a_commit(5)
     other_machine = replace(settings, witness_folder=tmp_path / "other machine")
@@ -115,10 +99,10 @@ def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine,
 def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None:
     """Commits that had not reached it may be lost, so a person decides; the message has what the witness knows."""
     standby = tmp_path / "standby"
-    machine.back_up(standby)
+    machine.copy(machine.data, standby)
     (standby / "standby.signal").touch()
     assert commit_next(machine.settings) == 3
-    machine.put_back(standby)  # the primary is gone, so no further commits reach it
+    machine.copy(standby, machine.data)  # the primary is gone, so no further commits reach it
     machine.execute("SELECT pg_promote()")
     assert_halted(machine.settings, "txid 3 is lost|restored, promoted or copied")
     machine.settings.stack_folder.joinpath("witness").rename(tmp_path / "lost")
@@ -128,7 +112,6 @@ def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None
 @pytest.mark.promise("fault:database-is-restored-copied-or-promoted:processing", "decision:0023")
 @pytest.mark.promise("fault:database-is-restored-copied-or-promoted:commit")
 def test_a_copy_within_the_server_is_noticed(tally: Tally, settings: Settings, server: Server) -> None:
-    """Two databases must not share a history: the one that acks a file takes it from the other."""
     tally.having(3, 2, 2)
     tally.store.close()
     copy = replace(settings, pg_database=server.create_database(settings.pg_database))
@@ -166,21 +149,18 @@ def test_a_database_does_not_disturb_its_successor_or_another_with_the_same_fold
     blocked = replace(settings, witness_folder=tmp_path / "file" / "witness")
     assert commit_next(blocked, 2) == 3
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert f"{blocked.witness_folder} cannot be used (Not a directory)" in warning
-    assert "TIDEGATE_WITNESS_FOLDER" in warning
+    assert re.search(rf"{blocked.witness_folder} cannot be used \(Not a directory\).*TIDEGATE_WITNESS_FOLDER", warning)
 
 
-def test_the_next_plan_repairs_the_witness(tally: Tally, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_plan_repairs_the_witness(tally: Tally, settings: Settings) -> None:
     tally.having(3, 3, 2)
     (file,) = settings.marks_folder.glob("tally.*.json")
 
     def marked() -> int:
         return int(json.loads(file.read_text())["txid"])
 
-    with monkeypatch.context() as patched:
-        patched.delattr(Witness, "advance")  # as if the process died there
-        with pytest.raises(AttributeError):
-            tally.commit(3)
+    with patch.object(Witness, "advance", side_effect=AttributeError), pytest.raises(AttributeError):
+        tally.commit(3)  # as if the process died there
     assert marked() == 2
     assert tally.commit(3).already_committed
     assert marked() == 3
@@ -198,9 +178,7 @@ def test_the_next_plan_repairs_the_witness(tally: Tally, settings: Settings, mon
     assert commit_next(settings) == 4
 
     with migrations.connected(settings) as connection:
-        done = cursors.mark(connection, "tally")
-    assert done is not None
-    tally.store.witness.advance(replace(done, attempt=2))
+        tally.store.witness.advance(replace(cursors.mark(connection, "tally"), attempt=2))
     assert_halted(settings, "txid 4 is that of attempt 1, but .* a redo has put attempt 2 in its place, so the redo is lost")
 
 
@@ -209,9 +187,7 @@ def test_marks_only_go_forward_and_are_private(tmp_path: Path, monkeypatch: pyte
 
     def place_after(txid: int, attempt: int = 1) -> tuple[int, int]:
         folder.advance(Mark("tally", "h", "e", txid, attempt, "2026-01-01T00:00:00+00:00"))
-        found = folder.mark_of("tally", "h")
-        assert found is not None
-        return found.place
+        return folder.mark_of("tally", "h").place
 
     for written, expected in [((3, 1), (3, 1)), ((2, 9), (3, 1)), ((3, 2), (3, 2)), ((3, 1), (3, 2)), ((4, 1), (4, 1))]:
         assert place_after(*written) == expected

@@ -87,13 +87,9 @@ GROUP BY name
 """
 
 
-@pytest.fixture
-def busy(tally: Tally) -> Tally:
-    return tally.having(1, 1, 1, days=[("2013-01-01", 1)])
-
-
-def test_a_role_has_the_privileges_of_its_work_and_no_other(busy: Tally, settings: Settings) -> None:
+def test_a_role_has_the_privileges_of_its_work_and_no_other(tally: Tally, settings: Settings) -> None:
     """A grant that is added anywhere has to be added here too, with a reason."""
+    busy = tally.having(1, 1, 1)
     for role, used in USED_SCHEMAS.items():
         expected = TABLE_PRIVILEGES[role] | {f"schema {schema}": {"USAGE"} for schema in used}
         if role == "tidegate":
@@ -132,8 +128,8 @@ DELETES = ["DELETE FROM state.per_shop", "TRUNCATE state.per_shop"]
 
 
 @pytest.mark.promise("I15", "fault:another-program-writes-state-table:processing")
-def test_only_the_commit_writes_a_state_table(busy: Tally, settings: Settings) -> None:
-    """A role with grants still gets an error that names the owning pipeline and the way to insist."""
+def test_only_the_commit_writes_a_state_table(tally: Tally, settings: Settings) -> None:
+    busy = tally.having(1, 1, 1)
     says = r"state\.per_shop is written by the commits of pipeline tally only\nHINT: .*: SET tidegate\.writer = 'tally'"
     prefixes = ("", "SET tidegate.writer = ''; ", "SET tidegate.writer = another_pipeline; ")
     for role, statements in {"tidegate": WRITES, "tidegate_owner": [*WRITES, *DELETES], "postgres": DELETES}.items():

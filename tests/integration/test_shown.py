@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests import command_lines
 from tests.integration.conftest import TALLY, Tally
-from tests.store import PHASES, BatchFilter, LedgerReader, Mark, SearchResult, Tracked, batch_search, measures
+from tests.store import PHASES, BatchFilter, LedgerReader, Mark, Tracked, batch_search, measures
 from tidegate.explain import error_pages, remedies
 from tidegate.explain.batch_causes import Cause
 from tidegate.explain.why import explain, root_causes
@@ -35,8 +35,6 @@ LAST_EVENTS = """
 SELECT txid, greatest(opened_at, started_at, sealed_at, failed_at, halted_at, committed_at)
 FROM tidegate.batch LEFT JOIN tidegate.attempt USING (pipeline, txid) LEFT JOIN tidegate.commit USING (pipeline, txid)
 """
-
-
 COUNTED = """
 SELECT (SELECT txid FROM tidegate.cursor),
        (SELECT max(txid) FROM tidegate.batch),
@@ -52,7 +50,6 @@ def all_of(tally: Tally, wanted: BatchFilter, limit: int) -> list[int]:
     found, before = [], None
     for _ in range(1000):
         answer = tally.store.search("tally", wanted, before=before, limit=limit)
-        assert isinstance(answer, SearchResult)
         assert len(answer.batches) <= limit
         found += [batch.txid for batch in answer.batches]
         if (before := answer.before) is None:
@@ -143,9 +140,8 @@ def test_a_halted_batch_says_the_way_out_of_its_error(tally: Tally) -> None:
         tally.store.halt_batch("tally", 1, error)
         waits, halted = causes(tally, 2)
         assert (waits.code, halted.code, halted.error, halted.severity) == ("WAITS_FOR_TXID", "HALTED", code, "error")
-        assert halted.sentence == f"Txid 1 waits for a person: {error}"
-        verb = "skip" if code == "RANGE_EXPIRED" else "retry"
-        assert (halted.action.verb, halted.action.txid) == (verb, 1)
+        verb, says = "skip" if code == "RANGE_EXPIRED" else "retry", f"Txid 1 waits for a person: {error}"
+        assert (halted.sentence, halted.action.verb, halted.action.txid) == (says, verb, 1)
         assert halted.command.startswith(f"tidegate {verb} tally 1")
 
 
@@ -166,7 +162,6 @@ def test_a_restored_database_is_the_root(tally: Tally) -> None:
 
 
 def test_each_batch_waits_for_what_the_view_says(tally: Tally) -> None:
-    """A batch has causes of its own; until its turn comes, it waits for the others before it, or for the window."""
     tally.spec = replace(TALLY, window=8).spec
     assert causes(tally)[0].code == "IDLE"
     tally.plan(9)
@@ -214,7 +209,6 @@ def test_spans_have_the_times_of_the_ledger_and_the_codes_of_errors(
     tally.commit(1)
     with trace.get_tracer("test").start_as_current_span("task"):
         recorded = Spans.here()
-        assert recorded is not None
         recorded.on_attempts(tally.store, "tally", 1, {fenced.number, failed.number, 3})
         recorded.on_commit_task(tally.store, "tally", 1)
         away = StateStore(replace(tally.store.settings, pg_port=9))

@@ -13,7 +13,6 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.end_to_end.conftest import Shop, wait_for
-from tests.page.users import Site, token_of
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; Debian: apt-get install chromium")
@@ -42,14 +41,6 @@ def tab(browser: Browser, **options: Any) -> Iterator[Page]:
         page.on("pageerror", lambda error: errors.append(str(error)))
         yield page
     assert errors == []
-
-
-@contextmanager
-def tab_of(browser: Browser, server: Site, user: str) -> Iterator[Page]:
-    """Open an empty tab of a user of an api-server without Dags."""
-    with tab(browser, base_url=server.url) as page:
-        page.context.add_cookies([{"name": "_token", "value": token_of(server, user), "url": server.url}])
-        yield page
 
 
 class Visit:
@@ -92,7 +83,6 @@ class Trouble:
         wait_for(lambda: shop.phases(txids) == ["processed", "processed", "halted", "processed"], "processing")
 
     def let_commit(self) -> None:
-        """Let what can commit do so, and the run end, failed."""
         self._held.close()
         assert self._shop.end_of("orders", self.run_id) == "failed"
 

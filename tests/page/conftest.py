@@ -52,6 +52,15 @@ class Visitor:
         assert answer.status_code == 200, (path, answer.status_code, answer.text)
         return answer.json()
 
+    def browse(self, path: str, of: str, by: str = "after", **parameters: object) -> list:
+        """Return what is on all pages."""
+        page = self.json(path, **parameters)
+        found = page[of]
+        while page["next"] is not None:
+            page = self.json(path, **parameters, **{by: page["next"]})
+            found += page[of]
+        return found
+
     def act(self, pipeline: str, verb: str, *, txid: int | None = None, reason: str = "a test") -> httpx.Response:
         path = f"/tidegate/api/pipelines/{pipeline}/actions/{verb}"
         return self.http.post(path, json={"txid": txid, "reason": reason}, headers=ACTION)
@@ -119,8 +128,8 @@ def server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @contextmanager
 def _fresh_page() -> Iterator[None]:
     """Let the page read its settings and load pipelines as in a new process, and forget them at the end."""
-    remembered = (ledger_connection.settings, ledger_connection.reader, declared_pipelines._queries)
-    remembered += (declared_pipelines._names, declared_pipelines._declared)
+    declared = (declared_pipelines._queries, declared_pipelines._names, declared_pipelines._declared)
+    remembered = (ledger_connection.settings, ledger_connection.reader, *declared)
     for each in remembered:
         each.cache_clear()
     try:

@@ -5,6 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tests.checkout import write_package
 from tidegate.jobs import Count, Files, Pipeline, Query, State, Sum
 
 SPENT = {"clicks": Count(), "spent": Sum("cents", type="numeric(20,4)")}
@@ -47,9 +48,5 @@ QUERIES = [
 
 def write_authors(folder: Path) -> None:
     """Write another package that declares clicks, and broken, whose module raises."""
-    metadata = folder / "authors-1.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: authors\nVersion: 1\n")
-    points = "clicks = tests.page.pipelines:CLICKS\nbroken = broken_pipeline:BROKEN\n"
-    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
+    write_package(folder, clicks="tests.page.pipelines:CLICKS", broken="broken_pipeline:BROKEN")
     (folder / "broken_pipeline.py").write_text("raise RuntimeError('this module cannot be imported')\n")

@@ -4,15 +4,15 @@ import asyncio
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 import httpx
 import jwt
-import psycopg2
 import pytest
 from starlette.requests import ClientDisconnect
 from starlette.routing import Mount, Route
 
+from tests.integration.conftest import holding
 from tests.page.auth_manager import PerDagAuthManager
 from tests.page.conftest import ACTION, JWT_SECRET, PATIENCE_SECONDS, Server, Visit, Visitor
 from tests.page.ledgers import write_rows
@@ -93,7 +93,6 @@ def test_users_see_the_pipelines_whose_dags_they_may_read(visit: Visit) -> None:
 
 @pytest.mark.promise("security:user-of-airflow-on-operator-page")
 def test_every_route_of_a_pipeline_asks_for_permission(visit: Visit) -> None:
-    """A user who may not read the Dag learns nothing of its pipeline, not even whether it exists."""
     nobody = visit("nobody")
     asked = [each for each in routes() if "/pipelines/clicks" in each[1]]
     assert len(asked) > 8
@@ -113,8 +112,7 @@ def test_readers_read_and_do_not_act(visit: Visit, store: StateStore) -> None:
             assert reader.act("clicks", verb, txid=1).status_code == 403
         prospect = reader.json("/pipelines/clicks/actions/pause")
         assert (prospect["allowed"], "does not let you" in prospect["refusal"]) == (False, True)
-    assert visit("clerk").act("orphan", "pause").status_code == 200
-    assert visit("clerk").act("orphan", "resume").status_code == 200
+    assert [visit("clerk").act("orphan", verb).status_code for verb in ("pause", "resume")] == [200, 200]
     assert len(visit("admin").json("/pipelines/clicks")["actions"]) == actions
 
 
@@ -129,7 +127,6 @@ def test_an_error_names_no_pipeline_that_the_user_may_not_see(visit: Visit) -> N
 
 @pytest.mark.promise("security:another-site-in-browser-of-logged-in")
 def test_requests_that_another_site_has_made_up_do_nothing(visit: Visit) -> None:
-    """A browser would send the cookie along; but no header of ours, and it says where the request comes from."""
     admin = visit("admin")
     path, body = "/tidegate/api/pipelines/clicks/actions/pause", {"reason": "a trap"}
     sites = [{**ACTION, "Sec-Fetch-Site": site} for site in ("cross-site", "same-site")]
@@ -218,7 +215,6 @@ def test_a_wrong_body_is_refused_with_a_short_answer(visit: Visit) -> None:
 
 @pytest.mark.promise("limit:PAGE_CHARACTERS")
 def test_rows_of_keys_are_no_longer_than_a_page(server: Server, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if one key is asked for many times; a single row may be longer."""
     viewer = visit("viewer")
     write_rows(server.settings, "clicks", "per_page", [("a long one", "2026-02-01", 1, "1.0000", 1)])
     key = viewer.json("/pipelines/clicks/states/per_page/rows", limit=1)["rows"][0][:2]
@@ -239,8 +235,7 @@ def test_many_requests_of_one_user_leave_room_for_others(server: Server, visit: 
         return execute(server.settings.conninfo(user="postgres"), waiting)[0][0]
 
     admin, viewer = visit("admin"), visit("viewer")
-    with ThreadPoolExecutor(60) as many, closing(psycopg2.connect(**server.settings.conninfo(user="postgres"))) as holder:
-        holder.cursor().execute("LOCK TABLE state.per_page IN ACCESS EXCLUSIVE MODE")
+    with ThreadPoolExecutor(60) as many, holding(server.settings, "LOCK TABLE state.per_page") as holder:
         asked = [many.submit(viewer.get, "/api/queries/of_both") for _ in range(60)]
         assert wait_until(lambda: at_work() >= MOST_REQUESTS, PATIENCE_SECONDS)
         assert {row["name"] for row in admin.json("/pipelines")["pipelines"]} >= {"clicks", "orphan"}

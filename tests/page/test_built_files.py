@@ -15,7 +15,6 @@ INPUTS = ["index.html", "package.json", "package-lock.json", "tsconfig.json", "v
 
 @pytest.mark.promise("decision:0056")
 def test_the_page_is_built_from_these_sources_with_the_types_of_the_servers_models() -> None:
-    """So a name or a null that the server changes is found by the compiler."""
     assert FILE.read_text() == server_types(), "run: make page"
     digest = hashlib.sha256()
     listed = subprocess.run(["git", "ls-files", *INPUTS], cwd=FRONTEND, capture_output=True, text=True, check=True)

@@ -28,23 +28,12 @@ HOSTILE = (
 
 @pytest.fixture
 def clicks(store: StateStore) -> Batches:
-    """The batches of pipeline clicks, which the tests of this file share."""
     return Batches(store, CLICKS)
 
 
 @pytest.fixture
 def admin(visit: Visit) -> Visitor:
     return visit("admin")
-
-
-def browsed(admin: Visitor, path: str, limit: int) -> list:
-    """Return the rows of all pages."""
-    page = admin.json(path, limit=limit)
-    rows = page["rows"]
-    while page["next"] is not None:
-        page = admin.json(path, limit=limit, after=page["next"])
-        rows += page["rows"]
-    return rows
 
 
 @pytest.mark.promise("decision:0056")
@@ -57,11 +46,10 @@ def test_no_whole_number_of_an_input_is_rounded_by_a_browser(admin: Visitor, cli
 
     clicks.plan("an earlier run", 1)
     encoded = [encode_metadata(metadata(given))]
-    opened = clicks.store.open_batches(CLICKS.spec, "a run", [], clicks.store.last_opened("clicks"), encoded)
-    assert opened is not None
-    batch = admin.json(f"/pipelines/clicks/batches/{opened[0]}")
+    (txid,) = clicks.store.open_batches(CLICKS.spec, "a run", [], clicks.store.last_opened("clicks"), encoded)
+    batch = admin.json(f"/pipelines/clicks/batches/{txid}")
     assert (batch["source"], batch["has_next"], batch["may_act"]) == (metadata(shown), False, True)
-    assert admin.json(f"/pipelines/clicks/batches/{opened[0] - 1}")["has_next"]
+    assert admin.json(f"/pipelines/clicks/batches/{txid - 1}")["has_next"]
 
 
 def test_operators_act_on_the_page_and_the_ledger_knows_them(admin: Visitor, clicks: Batches, visit: Visit) -> None:
@@ -131,10 +119,9 @@ def test_rows_come_as_they_are(server: Server, admin: Visitor) -> None:
     write_rows(server.settings, "clicks", "per_page", rows)
     as_shown = [[text, day, str(count), spent, str(txid)] for text, day, count, spent, txid in rows]
     expected = sorted(as_shown, key=lambda row: row[0].encode())
-    assert browsed(admin, "/pipelines/clicks/states/per_page/rows", 3) == expected
+    assert admin.browse("/pipelines/clicks/states/per_page/rows", "rows", limit=3) == expected
     for row in expected:
-        found = admin.json("/pipelines/clicks/states/per_page/rows", key=row[:2])["rows"]
-        assert found == [row]
+        assert admin.json("/pipelines/clicks/states/per_page/rows", key=row[:2])["rows"] == [row]
     answer = admin.get("/api/pipelines/clicks/states/per_page.csv")
     assert list(csv.reader(io.StringIO(answer.text, newline="")))[1:] == expected
     assert answer.text.splitlines()[0] == "page,day,clicks,spent,txid"
@@ -169,5 +156,5 @@ def test_rows_without_a_key_have_their_place(server: Server, admin: Visitor) -> 
     rows = [(page, shop, number, None, None, number) for number, (page, shop) in enumerate(keys, start=1)]
     write_rows(server.settings, "orphan", "per_orphan", rows)
     for limit in (1, 2):
-        found = browsed(admin, "/pipelines/orphan/states/per_orphan/rows", limit)
+        found = admin.browse("/pipelines/orphan/states/per_orphan/rows", "rows", limit=limit)
         assert [tuple(row[:2]) for row in found] == keys

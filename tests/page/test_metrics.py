@@ -1,6 +1,7 @@
 """GET /tidegate/metrics of a real api-server: who may read, what is exposed, and what it says when something is away."""
 
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -8,7 +9,7 @@ import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from tests.batches import Batches
-from tests.page.conftest import METRICS_TOKEN, Server, Visitor
+from tests.page.conftest import METRICS_TOKEN, Server, Visit
 from tests.page.pipelines import CLICKS
 from tests.store import Tracked, tables
 from tidegate import migrations
@@ -18,20 +19,21 @@ ODD = 'a "quoted" \\ name\nof two lines'
 Scrape = Callable[..., httpx.Response]
 
 
-def value(answer: httpx.Response, name: str, **labels: str) -> float | None:
+def samples(answer: httpx.Response) -> list[Any]:
     assert answer.status_code == 200, answer.text
-    found = [each for family in parse(answer.text) for each in family.samples if (each.name, each.labels) == (name, labels)]
-    return found[0].value if found else None
+    return [sample for family in parse(answer.text) for sample in family.samples]
+
+
+def value(answer: httpx.Response, name: str, **labels: str) -> float | None:
+    return next((each.value for each in samples(answer) if (each.name, each.labels) == (name, labels)), None)
 
 
 def pipelines(answer: httpx.Response) -> set[str]:
-    assert answer.status_code == 200, answer.text
-    samples = [sample for family in parse(answer.text) for sample in family.samples]
-    return {sample.labels["pipeline"] for sample in samples if "pipeline" in sample.labels}
+    return {sample.labels["pipeline"] for sample in samples(answer) if "pipeline" in sample.labels}
 
 
 @pytest.fixture(scope="module")
-def scrape(visit: Callable[..., Visitor]) -> Scrape:
+def scrape(visit: Visit) -> Scrape:
     """A function that scrapes as Prometheus does: with the token of the stack, or with another, or with none."""
 
     def request(token: str | None = METRICS_TOKEN) -> httpx.Response:
@@ -67,9 +69,7 @@ def busy(server: Server) -> None:
 
 
 @pytest.mark.promise("security:reader-of-metrics-endpoint")
-def test_the_token_opens_all_pipelines_and_a_user_sees_his_own(
-    busy: None, scrape: Scrape, visit: Callable[..., Visitor]
-) -> None:
+def test_the_token_opens_all_pipelines_and_a_user_sees_his_own(busy: None, scrape: Scrape, visit: Visit) -> None:
     assert pipelines(scrape()) == {"broken", "clicks", "orphan", ODD}
     assert pipelines(visit("clerk").get("/metrics")) == {"clicks", "orphan"}
     assert pipelines(visit("nobody").get("/metrics")) == set()

@@ -21,7 +21,7 @@ from tests.examples import copy_examples
 from tidegate import stack as embedded
 from tidegate.stack.components.postgres import EmbeddedPostgres
 from tidegate.stack.components.server_process import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, reserve_port, wait_until
-from tidegate.stack.layout import USUAL_PORTS
+from tidegate.stack.layout import USUAL_PORTS, Layout
 from tidegate.state_store import Settings
 
 OF_ITS_OWN = {"small"}  # fixtures: a stack costs 25 core seconds at each start, and Spark after each kill 10
@@ -74,12 +74,14 @@ class Stack:
         leaders = {session(process) for process in self.marked()} | {status.pid for status in self.statuses().values()}
         return [process for process in psutil.process_iter() if session(process) in leaders - {None} and is_alive(process)]
 
-    def working_in(self, *folders: Path) -> list[psutil.Process]:
-        seen = psutil.process_iter(["cwd"])  # of another account's, no folder
-        return [each for each in seen if any(Path(each.info["cwd"] or "/").is_relative_to(folder) for folder in folders)]
+    def check_is_over(self, processes: list[psutil.Process]) -> None:
+        """Check that none of these processes lives, nor another one, by marker or working folder."""
+        assert [process for process in processes if is_alive(process)] == self.marked() == []
+        folders, seen = (self.folder, Layout.load(self.home).postgres.data), psutil.process_iter(["cwd"])
+        places = [Path(each.info["cwd"] or "/") for each in seen]  # of another account's, none
+        assert [place for place in places if any(map(place.is_relative_to, folders))] == []
 
     def sessions_of(self, component: str) -> set[int | None]:
-        """Return the sessions of a component: one, unless it runs twice."""
         return {session(process) for process in self.marked() if marker(process)[1] == component}
 
 

@@ -19,17 +19,15 @@ SECONDS = 30
 
 @pytest.fixture
 def shared(kafka_stack: Settings) -> Stack:
-    """The stack of all tests of the run, for tests that only look."""
     return Stack(kafka_stack.home)
 
 
 def test_a_topic_is_not_created_by_accident(shared: Stack) -> None:
-    refused: list[object] = []
+    errors: list[object] = []
     producer = Producer(kafka_client(shared.settings) | {"message.timeout.ms": "2000"})
-    producer.produce("nmubers", "1", on_delivery=lambda error, _message: refused.append(error))
+    producer.produce("nmubers", "1", on_delivery=lambda error, _message: errors.append(error))
     producer.flush(SECONDS)
-
-    assert [error is None for error in refused] == [False]
+    assert [error is None for error in errors] == [False]
     assert "nmubers" not in AdminClient(kafka_client(shared.settings)).list_topics(timeout=SECONDS).topics
 
 
@@ -49,9 +47,8 @@ def test_a_client_without_the_password_is_refused(shared: Stack) -> None:
 def test_the_broker_listens_on_loopback_only_and_its_secrets_are_in_private_files_only(shared: Stack) -> None:
     broker, ports = psutil.Process(shared.statuses()["kafka"].pid), Layout.load(shared.home).ports
     listening = [c.laddr for c in broker.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    assert {address.port for address in listening} == {ports["kafka"], ports["kafka_controller"]}
-    assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
-
+    own = {("127.0.0.1", ports[name]) for name in ("kafka", "kafka_controller")}
+    assert {(address.ip.removeprefix("::ffff:"), address.port) for address in listening} == own
     folder = shared.folder / "secrets"
     secrets = {name: (folder / name).read_text() for name in ("kafka_tidegate_password", "kafka_controller_password")}
     texts = {str(log): log.read_text(errors="replace") for log in (shared.folder / "logs").iterdir()}

@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -61,11 +62,10 @@ def test_a_missing_java_is_reported_first(version: str | None, new_stack: Callab
 
     done = stack.tidegate("up", PATH=str(programs), JAVA_HOME="")
 
-    first, more, *others = done.stderr.splitlines()
-    assert more == "More: tidegate error PERMANENT_ERROR"
-    assert first.startswith("tidegate: Java is missing" if version is None else f"tidegate: {programs}/java is Java")
-    assert "Install Java 17" in first
-    assert (done.returncode, done.stdout, others) == (1, "", [])
+    first, *others = done.stderr.splitlines()
+    found = "Java is missing" if version is None else f"{programs}/java is Java"
+    assert re.match(f"tidegate: {found}.*Install Java 17", first)
+    assert (done.returncode, done.stdout, others) == (1, "", ["More: tidegate error PERMANENT_ERROR"])
     assert not stack.folder.exists()
 
 
@@ -80,13 +80,10 @@ def test_a_component_that_cannot_start_is_named_with_its_log(new_stack: Callable
 
     done = stack.tidegate("up", "--without-airflow")
 
-    log = stack.folder / "logs" / "postgres.log"
-    messages = [line for line in done.stderr.splitlines() if line.startswith("tidegate:")]
     assert done.returncode in {1, 75}
-    assert len(messages) == 1
-    assert "postgres did not come up" in messages[0]
-    assert str(log) in messages[0]
-    assert "postgresql.conf" in messages[0]
+    (message,) = [line for line in done.stderr.splitlines() if line.startswith("tidegate:")]
+    for part in ("postgres did not come up", f"{stack.folder}/logs/postgres.log", "postgresql.conf"):
+        assert part in message
     assert "Traceback" not in done.stderr
     assert_ends(stack)
 
@@ -126,7 +123,6 @@ def test_a_component_that_lives_without_a_heartbeat_is_started_again(tmp_path: P
     supervised = Supervised(Component("airflow-scheduler", ["sleep", "60"], lambda: None), tmp_path)
     supervised.keep_alive()
     first, now = supervised.process, time.monotonic()
-    assert first is not None
     try:
         for is_silent, after in ((True, 1), (False, 100), (True, 101), (True, 101 + HUNG_AFTER_SECONDS)):
             supervised.note_silence(is_silent, now + after)
@@ -135,7 +131,6 @@ def test_a_component_that_lives_without_a_heartbeat_is_started_again(tmp_path: P
         assert first.wait(10) == -signal.SIGKILL
         assert wait_until(lambda: supervised.keep_alive() is None and supervised.process is not None, 10)
         supervised.note_silence(True, now + 103 + HUNG_AFTER_SECONDS)
-        assert supervised.process is not None
         with pytest.raises(subprocess.TimeoutExpired):  # the silence was that of its predecessor
             supervised.process.wait(1)
         assert supervised.restarts == 1
@@ -157,17 +152,11 @@ def test_down_finds_the_processes_of_a_killed_supervisor(running: Stack, bystand
 
 
 def assert_ends(stack: Stack) -> None:
-    """Stop a stack; check that none of its processes lives, by marker, session or working folder."""
     processes = stack.processes()
-
     done = stack.tidegate("down", "--json")
-
     assert done.returncode == 0, done.stderr
     check_schema("down", json.loads(done.stdout))
-    assert [process for process in processes if is_alive(process)] == []
-    assert stack.marked() == []
-    data = Layout.load(stack.home).postgres.data
-    assert stack.working_in(stack.folder, data) == []
+    stack.check_is_over(processes)
 
 
 TRY_AGAIN = 75
@@ -193,8 +182,7 @@ def test_a_stack_recovers_from_a_full_disk(small_disk: Path) -> None:
         done = stack.tidegate("up", "--without-airflow")
 
         assert done.returncode == TRY_AGAIN, done.stderr
-        assert f"{stack.folder}/" in done.stderr
-        assert "No space left on device. Make room there" in done.stderr
+        assert re.search(f"{stack.folder}/.*No space left on device. Make room there", done.stderr)
         assert "Traceback" not in done.stderr
         assert not wait_until(lambda: not is_alive(supervisor), 5)
         assert stack.statuses()["spark"].state != "up"
@@ -214,8 +202,7 @@ def test_a_folder_that_cannot_be_written_is_named(small_disk: Path) -> None:
     done = {verb: Stack(home).tidegate(verb) for verb in ("up", "down", "status")}
     assert all("Traceback" not in each.stderr for each in done.values())
     assert done["up"].returncode == 1
-    assert f"{home}/.tidegate: Read-only file system." in done["up"].stderr
-    assert "TIDEGATE_HOME" in done["up"].stderr
+    assert re.search(f"{home}/.tidegate: Read-only file system.*TIDEGATE_HOME", done["up"].stderr)
 
 
 def test_a_ledger_is_never_overwritten_replaced_or_shared(tmp_path: Path) -> None:

@@ -95,12 +95,10 @@ MUTANTS = (
     TURNS("the-window-is-one-batch-shorter", "limit:WINDOW", "has_room")(
         "return txid - committed <[-=-] window",
         "test_an_attempt_starts_only_where_the_protocol_lets_it_or_has_its_reason",
-        "test_batches_outside_the_window_are_not_begun",
     ),
     TURNS("the-window-is-one-batch-longer", "I3", "has_room")(
         "return txid - committed <= window{+ + 1+}",
         "test_an_attempt_starts_only_where_the_protocol_lets_it_or_has_its_reason",
-        "test_batches_outside_the_window_are_not_begun",
     ),
     FILE("a-batch-that-reads-its-states-begins-too-early", "I21", "_has_room")(
         "[-1-]{+2+} if spec.awaits_previous",

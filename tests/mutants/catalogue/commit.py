@@ -113,7 +113,7 @@ MUTANTS = (
         "test_a_ledger_that_is_not_that_of_the_code_commits_nothing",
     ),
     VERDICTS("a-table-that-is-another-one-is-not-noticed", "I9", "check_declaration")(
-        "[-table_identity.check(registered.strange)-]{+pass+}", "test_nothing_goes_on_without_a_table"
+        "[-table_identity.check(registered.strange)-]{+pass+}", "test_nothing_goes_on_without_its_table_or_with_another"
     ),
     VERDICTS("a-broken-chain-of-a-transactional-source-is-planned-again", "I19", "check_continues")(
         'if [-spec.source_kind == "transactional"-]{+False+}:', "test_a_transactional_chain_that_is_broken_is_corrupt"

@@ -94,13 +94,13 @@ MUTANTS = (
         "test_a_partition_has_one_writer_and_no_readers_of_its_own",
     ),
     TABLE_IDENTITY("a-table-that-was-put-back-is-taken", "I9", "(module)")(
-        "AND (is_missing OR[- is_another OR-]", "test_nothing_goes_on_with_a_table_that_was_put_back"
+        "AND (is_missing OR[- is_another OR-]", "test_nothing_goes_on_without_its_table_or_with_another"
     ),
     TABLE_IDENTITY("a-column-that-was-made-again-is-taken", "I9", "(module)")(
         "attnum <[->-] CAST(s.columns ->> attname AS int)", "test_another_column_of_the_name_is_not_added_to"
     ),
     TABLE_IDENTITY("a-migration-accepts-a-table-that-was-put-back", "I9", "(module)")(
-        "AND (table_oid IS NULL OR :again{+ OR true+})", "test_nothing_goes_on_with_a_table_that_was_put_back"
+        "AND (table_oid IS NULL OR :again{+ OR true+})", "test_nothing_goes_on_without_its_table_or_with_another"
     ),
     REBUILDS_PY("a-rebuild-takes-its-place-before-it-has-all-batches", "I24", "_why_not_ready")(
         "if txids[spec.name] [-!=-]{+<+} txids[rebuild.name]:", "test_a_rebuild_that_lacks_a_commit_is_not_ready"
