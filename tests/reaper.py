@@ -122,8 +122,7 @@ def reaped(folder: Path) -> Iterator[None]:
     run = Run(Identity.of(os.getpid()), folder)
     # It must not carry the mark, nor get the terminal's signals, nor keep a pipe open that is read to its end.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    command = [sys.executable, "-m", "tests.reaper", run.mark]
-    waiting = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=PROJECT, **quiet)
+    waiting = subprocess.Popen([sys.executable, "-m", "tests.reaper", run.mark], stdin=subprocess.PIPE, cwd=PROJECT, **quiet)
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = run.mark
     try:

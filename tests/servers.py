@@ -55,6 +55,14 @@ class Server:
         self.execute(f"CREATE DATABASE {name} OWNER tidegate_owner TEMPLATE {template or 'template0'}")
         return name
 
+    @contextmanager
+    def database(self, template: str | None = None) -> Iterator[str]:
+        name = self.create_database(template)
+        try:
+            yield name
+        finally:
+            self.drop_database(name)
+
     def drop_database(self, name: str) -> None:
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
         _used.discard(name)
@@ -77,10 +85,9 @@ def shared_template(server: Server) -> str:
 
 @contextmanager
 def migrated_database(server: Server) -> Iterator[str]:
-    name = server.create_database()
-    migrations.upgrade(replace(server.settings, pg_database=name), [])
-    yield name
-    server.drop_database(name)
+    with server.database() as name:
+        migrations.upgrade(replace(server.settings, pg_database=name), [])
+        yield name
 
 
 def shared_stack(*extras: str) -> Settings:

@@ -135,8 +135,7 @@ class StackUnderTest:
             until.wait(SECONDS_BETWEEN_LOOKS)
 
     def uncounted(self) -> dict[str, int]:
-        query = "SELECT pipeline, count(*) FROM tidegate.source_file GROUP BY pipeline"
-        counted = dict(execute(self.administrator, query))
+        counted = dict(execute(self.administrator, "SELECT pipeline, count(*) FROM tidegate.source_file GROUP BY pipeline"))
         return {name: pipelines.file_count(self.home, name) - counted.get(name, 0) for name in pipelines.PIPELINES}
 
     def await_all_counted(self, seconds: float) -> None:

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from tests.cli.conftest import CommandLine, write_file
 from tests.sources.in_process import stage_here
 from tests.statements import execute
-from tests.store import HOME_VARIABLE, Attempt, tables
-from tidegate import migrations
+from tests.store import HOME_VARIABLE, Attempt
 from tidegate.jobs.engine.processing import Processor
 from tidegate.state_store import Settings
 
@@ -171,10 +169,9 @@ def test_a_source_that_has_changed_is_put_back_or_counts_as_it_is(project: Proje
 
 @pytest.mark.promise("verb:why", "error:HOLE_DETECTED", "error:GUARD_MISMATCH")
 @pytest.mark.usefixtures("_counted_here")
-def test_a_ledger_that_was_restored_and_a_state_that_was_written_by_hand(
-    project: Project, as_owner: Callable[[sa.Executable], Any]
-) -> None:
-    as_owner(sa.update(tables.cursor).values(epoch="1/2/3"))
+def test_a_ledger_that_was_restored_and_a_state_that_was_written_by_hand(project: Project, settings: Settings) -> None:
+    owner = settings.conninfo(user=settings.pg_owner)
+    execute(owner, "UPDATE tidegate.cursor SET epoch = '1/2/3'")
     project.write("b.csv", "UA,7")
     project.fails("HOLE_DETECTED")
     page = project.line("error", "HOLE_DETECTED").stdout
@@ -186,14 +183,11 @@ def test_a_ledger_that_was_restored_and_a_state_that_was_written_by_hand(
     (select,) = re.findall(r"`(SELECT [^`]*)`", page)
 
     def write(change: str) -> None:
-        with migrations.connected(project.line.settings) as connection:
-            connection.execute(sa.text(setting))
-            connection.execute(sa.text(f"UPDATE state.daily SET {change} WHERE carrier = 'UA'"))
+        execute(owner, f"{setting}; UPDATE state.daily SET {change} WHERE carrier = 'UA'")
 
     write("txid = 99")
     project.write("c.csv", "UA,7")
     project.fails("GUARD_MISMATCH")
-    settings = project.line.settings
-    assert [row[0] for row in execute(settings.conninfo(user=settings.pg_owner), select)] == ["UA"]
+    assert [row[0] for row in execute(owner, select)] == ["UA"]
     project.heed("HALTED", lambda: write("txid = 2"))
     project.check()

@@ -136,8 +136,7 @@ def test_a_run_that_was_marked_as_done_is_no_success(
 
     def airflow(_settings: Settings) -> Any:
         said = {"trigger": trigger, "run_state": lambda *_: "success", "has_run": lambda *_: False, "close": lambda: None}
-        plan = [{"task_id": "plan", "state": "success"}]
-        return SimpleNamespace(PLAN="plan", task_instances=lambda *_: plan, **said)
+        return SimpleNamespace(PLAN="plan", task_instances=lambda *_: [{"task_id": "plan", "state": "success"}], **said)
 
     monkeypatch.setattr(airflow_client, "AirflowClient", airflow)
     monkeypatch.setattr(Settings, "load", lambda *_, **__: tidegate.settings)
@@ -217,8 +216,7 @@ def test_bad_records_are_listed_mended_and_replayed(shops: CommandLine) -> None:
     home = shops.settings.home
     write_file(home, "orders/1.csv", *ORDERS)
     assert "No record of orders waits in quarantine." in shops("quarantine", "list", "orders").stderr
-    nothing = shops.json("quarantine", "replay", "orders", "--reason", "to see")
-    assert nothing == {"replayed_txid": None, "records": 0}
+    assert shops.json("quarantine", "replay", "orders", "--reason", "to see") == {"replayed_txid": None, "records": 0}
     shops.json("run", "orders")
 
     shown = shops("quarantine", "list", "orders", "--limit", "1")
@@ -233,8 +231,7 @@ def test_bad_records_are_listed_mended_and_replayed(shops: CommandLine) -> None:
     numbers = {row["is_raw"]: str(row["number"]) for row in waiting}
     mend = ("quarantine", "mend", "orders", "1")
     for payload, why in (("Porto,-7", "fails the check 'paid'"), ("Porto,VII", "column cents")):
-        bad = shops.json(*mend, numbers[True], "--reason", "a slip", "--payload", payload, "--again")
-        assert why in bad["still_bad"]
+        assert why in shops.json(*mend, numbers[True], "--reason", "a slip", "--payload", payload, "--again")["still_bad"]
     away = {"TIDEGATE_SPARK_REMOTE": "sc://127.0.0.1:1"}
     untried = shops(*mend, numbers[True], "--reason", "it says 7", "--payload", "Porto,7", "--again", **away)
     assert untried.returncode == 0

@@ -134,8 +134,7 @@ def test_conditions_choose_batches(tidegate: CommandLine, store: StateStore) -> 
     for txid in (3, 4):
         store.fail_attempt(batches.begin(txid), "SPARK_FAILED: it broke: \x1b[31mred")
     store.halt_batch("flights", 4, "SOURCE_CHANGED: a.csv is gone")
-    chosen = {given: [batch["txid"] for batch in tidegate.json("inspect", "flights", *given)] for given in CHOSEN}
-    assert chosen == CHOSEN
+    assert {given: [batch["txid"] for batch in tidegate.json("inspect", "flights", *given)] for given in CHOSEN} == CHOSEN
 
 
 USAGE, PERMANENT, TRY_AGAIN = 2, 1, 75
@@ -163,17 +162,14 @@ def test_without_a_ledger_every_verb_says_what_is_missing(tidegate: CommandLine,
     passfile = tmp_path / "pgpass"
     passfile.write_text("*:*:*:*:not-the-password\n")
     passfile.chmod(0o600)
-    empty = server.create_database()
-    elsewhere = replace(tidegate, settings=replace(tidegate.settings, pg_database=empty))
-    try:
+    with server.database() as empty:
+        elsewhere = replace(tidegate, settings=replace(tidegate.settings, pg_database=empty))
         for arguments in map(str.split, VERBS):
             _fails(tidegate(*arguments, PGPORT="1"), TRY_AGAIN, "127.0.0.1", "port 1", "tidegate up")
             refused = tidegate(*arguments, PGPASSFILE=str(passfile))
             _fails(refused, PERMANENT, "tidegate", "password")
             assert "not-the-password" not in refused.stderr
             _fails(elsewhere(*arguments), PERMANENT, "tidegate migrate")
-    finally:
-        server.drop_database(empty)
 
 
 WRONG = {

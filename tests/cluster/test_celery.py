@@ -227,7 +227,7 @@ def test_a_worker_that_dies_in_mid_commit_loses_nothing_and_doubles_nothing(
             (dead,) = [machine for machine in machines.values() if process in machine.processes()]
             dead.kill()
         (alive,) = [machines[name] for name in WORKERS if machines[name] is not dead]
-        assert wait_for(ended, "the end", 600, 1) == "success", alive.log[-5000:]
+        assert wait_for(ended, "the end", seconds=600, every=1) == "success", alive.log[-5000:]
         assert all("execute_workload" in worker.log for worker in (dead, alive))
         assert execute(owner, "SELECT txid FROM tidegate.cursor") == [(ROWS // PER_BATCH,)]
         assert execute(owner, COUNTED) == execute(owner, BY_HAND)

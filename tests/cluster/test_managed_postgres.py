@@ -305,8 +305,7 @@ def test_a_failover_that_loses_commits_halts_until_a_person_accepts(pair: Pair, 
         for step in (lambda: Tally(store).plan(), lambda: store.commit_ready(TALLY.spec, "test")):
             with pytest.raises(StoreUnavailable, match="standby"):
                 step()
-    reversed_hosts = replace(pair.settings, pg_host=f"{pair.standby.host},{pair.primary.host}")
-    assert commit_next(reversed_hosts, 2) == 2
+    assert commit_next(replace(pair.settings, pg_host=f"{pair.standby.host},{pair.primary.host}"), 2) == 2
     with StateStore.connect(pair.settings) as store:
         assert Tally(store).plan(run_id="early") == [3]
     pair.wait_for_both()
@@ -369,8 +368,7 @@ def slowly(rows: DataFrame) -> DataFrame:
 @pytest.mark.promise("fault:synchronous-standby-is-promoted-with-pg_failover-go:processing")
 @pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form: make cluster-test")
 def test_a_failover_in_the_middle_of_a_run_of_spark(pair: Pair, stack: Settings, tmp_path: Path) -> None:
-    states = {"sales_per_shop": SALES.states["per_shop"]}  # tally has the other name
-    pipeline = replace(SALES, states=states, transform=slowly, retry_delay_seconds=0)
+    pipeline = replace(SALES, states={"sales_per_shop": SALES.states["per_shop"]}, transform=slowly, retry_delay_seconds=0)
     of_spark = {"spark_remote": stack.spark_remote, "spark_token_file": stack.spark_token_file, "min_file_age_seconds": 0}
     settings = replace(pair.settings, pg_failover="go-on", home=tmp_path, **of_spark)
     register_pipelines(settings, pipeline)
@@ -394,8 +392,7 @@ def test_a_failover_in_the_middle_of_a_run_of_spark(pair: Pair, stack: Settings,
         running = thread.submit(run)
         until(lambda: committed_at(pair.primary) >= 3)
         # Its tasks stage their rows when the server is gone, or another.
-        begun = "SELECT 1 FROM tidegate.attempt WHERE pipeline = 'sales' AND sealed_at IS NULL"
-        until(lambda: found(pair.primary, begun))
+        until(lambda: found(pair.primary, "SELECT 1 FROM tidegate.attempt WHERE pipeline = 'sales' AND sealed_at IS NULL"))
         pair.fail_over()
         assert committed_at(pair.standby) < 12
         running.result(120)

@@ -34,8 +34,7 @@ PIPELINE = replace(CLICKS, {})
 
 @pytest.mark.promise("decision:0006", "decision:0026", "performance:commit-waits-beside-process-not-after-it")
 def test_a_batch_is_processed_then_committed_by_an_ordered_sensor() -> None:
-    flights = batch_dag.batch_dag("flights", announce=True)
-    serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
+    serialized = DagSerialization.from_dict(DagSerialization.to_dict(batch_dag.batch_dag("flights", announce=True)))
     assert serialized.max_active_runs == 1
     found = {task.task_id: task.downstream_task_ids for task in serialized.tasks}
     assert found == {"plan": {PROCESS, COMMIT}, PROCESS: {"announce"}, COMMIT: {"announce"}, "announce": set()}
@@ -181,8 +180,7 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, int]]]:
 
 @pytest.fixture
 def one_by_one(clicks: Batches, settings: Settings, tmp_path: Path) -> Batches:
-    declared = DECLARED.format("source=replace(CLICKS.source, max_files=1, min_age_seconds=0)")
-    (tmp_path / "clicks.py").write_text(declared)
+    (tmp_path / "clicks.py").write_text(DECLARED.format("source=replace(CLICKS.source, max_files=1, min_age_seconds=0)"))
     _arrive(settings, 1, 2, 3)
     return clicks
 
@@ -303,8 +301,7 @@ def created(task_id: str, map_index: int, *, state: str | None = None, tries: in
     unset = dict.fromkeys(("scheduled_dttm", "context_carrier", "_rendered_map_index"))
     known = {"task": task, "operator": task.task_type, "map_index": map_index, "state": state, "try_number": tries}
     instance = SimpleNamespace(**known, **unset)
-    run = SimpleNamespace(dag_id="flights", run_id="run", context_carrier={})
-    airflow_policy.task_instance_mutation_hook(instance, run)
+    airflow_policy.task_instance_mutation_hook(instance, SimpleNamespace(dag_id="flights", run_id="run", context_carrier={}))
     return instance
 
 

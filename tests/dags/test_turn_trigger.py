@@ -59,8 +59,7 @@ class Run:
 
     async def sent(self, *txids: int) -> list[str]:
         """Return what becomes of tasks that wait to process."""
-        turns = [await self.turn(txid) for txid in txids]
-        return ["no worker" if turn.done else "worker" for turn in turns]
+        return ["no worker" if turn.done else "worker" for turn in [await self.turn(txid) for txid in txids]]
 
     def check(self, *over: int) -> None:
         assert [txid for txid, wait in self._waits.items() if wait.done()] == list(over)

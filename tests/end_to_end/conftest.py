@@ -3,12 +3,11 @@
 import json
 import os
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 
 from tests import in_process
 from tests.cli.conftest import check_schema, verb_of
-from tests.integration.conftest import holding
+from tests.integration.conftest import holding, until
 from tests.readme.console import Shell
 from tests.stack.conftest import Stack
 from tests.statements import execute
@@ -25,18 +24,10 @@ from tests.store import HOME_VARIABLE
 from tidegate.airflow_client import AirflowClient
 from tidegate.state_store import Settings
 
-PATIENCE_SECONDS = 400
 FINISHED = ("success", "failed")
 SHOPS = ("Lisbon", "Porto", "Faro")
+wait_for = partial(until, seconds=400, every=0.1)
 STATES = {"orders": "revenue", "returns": "returned"}  # of the pipelines that add up what shops sell or take back
-
-
-def wait_for(condition: Callable[[], Any], name: str, seconds: int = PATIENCE_SECONDS, every: float = 0.1) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{name} did not happen within {seconds} s"
-        time.sleep(every)
-    return found
 
 
 @dataclass

@@ -7,17 +7,15 @@ meet, an operator uses the page in a browser, and another account of the machine
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from io import BytesIO
 from itertools import product
 from pathlib import Path
 
 import psutil
-import psycopg2
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
@@ -31,6 +29,7 @@ from tests.readme.test_readme import OWN, README, STACK
 from tests.servers import QUICK_TO_START, do_not_sync
 from tests.stack.conftest import occupied, session  # noqa: F401 - occupied is a fixture
 from tests.stack.neighbour import SCAN, account, command_as
+from tests.statements import execute
 from tidegate.dags.batch_trigger import COMMIT, PROCESS
 from tidegate.jobs.engine.txid_ranges import next_run
 from tidegate.stack.components.airflow import PROCESSES, USERS_VARIABLE
@@ -118,8 +117,7 @@ def test_a_paused_pipeline_opens_no_batch_and_a_resumed_one_backfills_a_range_wi
     first, second, third = shop.sell(3)
     before = shop.ledger()
     shop.tidegate("pause", "orders", "--reason", "the database is upgraded")
-    run_id = shop.run("orders")
-    assert {task["state"] for task in shop.client.task_instances("orders", run_id)} == {"skipped"}
+    assert {task["state"] for task in shop.client.task_instances("orders", shop.run("orders"))} == {"skipped"}
     assert [row for row in shop.ledger() if row not in before] == []
     shop.tidegate("resume", "orders", "--reason", "it is done")
     refused = shop.tidegate("backfill", "orders", "--from-txid", str(second), "--to-txid", str(third), exit_code=2)
@@ -236,8 +234,7 @@ def test_mended_and_retried_it_commits_before_the_operators_eyes(shop: Shop, tro
         page.keyboard.press("Escape")
         assert [url.rsplit("/", 1)[1] for url in sent] == ["retry", "dagRuns"]
         expect(page.get_by_role("heading", level=1)).to_contain_text("committed")
-        done = page.get_by_role("table", name=f"What operators did with txid {trouble.changed}")
-        expect(done).to_contain_text(NASTY)
+        expect(page.get_by_role("table", name=f"What operators did with txid {trouble.changed}")).to_contain_text(NASTY)
         assert page.evaluate("window.loadedOnce")
         assert page.title() == f"{trouble.changed} · batches · orders · Tidegate"  # and not what the reason says
         page.get_by_role("link", name=f"txid {trouble.stuck} →").click()
@@ -270,29 +267,15 @@ def test_up_again_changes_nothing_and_status_shows_each_component(shop: Shop, oc
 
 @pytest.mark.promise("security:another-account-in-file-system")
 def test_secrets_are_in_private_files_and_nowhere_else(shop: Shop) -> None:
-    folder, secrets = shop.stack.folder, shop.secrets()
-    assert {file.name for file in (folder / "secrets").iterdir() if stat.S_IMODE(file.stat().st_mode) != 0o600} == set()
-    assert stat.S_IMODE((folder / "secrets").stat().st_mode) == 0o700
+    secrets, texts = shop.secrets(), shop.stack.texts()
     assert len(secrets) >= 12
-    assert min(len(secret) for secret in secrets.values()) >= 20
-
-    logs = [log for log in folder.rglob("*.log*") if log.is_file()]
-    texts = {f"log {log}": log.read_text(errors="replace") for log in logs}
-    for process in shop.stack.processes():
-        with suppress(psutil.NoSuchProcess):
-            texts[f"arguments of {process.pid}"] = "\0".join(process.cmdline())
-            texts[f"environment of {process.pid}"] = "\0".join(process.environ().values())
-    for file in ("stack.json", "run/stack.status"):
-        texts[file] = (folder / file).read_text()
+    assert {f"logs/{name}.log" for name in [*COMPONENTS, "supervisor"]} <= texts.keys()
+    assert [place for place in texts if "task_id=batch.process" in place], "no log of a task was looked at"
     of_airflow = {**shop.settings.conninfo(user="postgres"), "dbname": "airflow"}
-    with closing(psycopg2.connect(**of_airflow)) as connection, connection.cursor() as cursor:
-        for table in KEPT_BY_AIRFLOW:
-            cursor.execute(f"SELECT t::text FROM {table} t")
-            texts[f"table {table}"] = "\n".join(row for (row,) in cursor)
-    assert {f"log {folder / 'logs' / name}.log" for name in [*COMPONENTS, "supervisor"]} <= texts.keys()
-    assert [log for log in logs if "task_id=batch.process" in str(log)], "no log of a task was looked at"
+    for table in KEPT_BY_AIRFLOW:
+        texts[f"table {table}"] = "\n".join(row for (row,) in execute(of_airflow, f"SELECT t::text FROM {table} t"))
     assert texts["table xcom"]
-    assert [(name, place) for name, secret in secrets.items() for place, text in texts.items() if secret in text] == []
+    shop.stack.check_secret(secrets, texts)
 
 
 @pytest.mark.promise("security:other-machines", "security:another-account-in-file-system")
@@ -320,8 +303,7 @@ def test_other_machines_reach_nothing_and_another_account_sees_nothing(shop: Sho
     # Only Spark has ports besides, with its daemons of Python; they ask for its secret (test_neighbours.py).
     spark = stack.statuses()["spark"].pid
     of_spark = {port for process, places in of_process.items() if session(process) == spark for _, port in places}
-    others = {port for _, port in listeners} - {ports[name] for name in ("postgres", "airflow")}
-    assert others == of_spark
+    assert {port for _, port in listeners} - {ports[name] for name in ("postgres", "airflow")} == of_spark
 
 
 def listening(process: psutil.Process, *kinds: str) -> set[tuple[str, int]]:

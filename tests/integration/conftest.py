@@ -176,11 +176,12 @@ def listening(store: StateStore, event: str, listener: Callable[..., None], **ho
         sa.event.remove(store.engine, event, listener)
 
 
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def until(condition: Callable[[], Any], what: str = "it", seconds: float = PATIENCE_SECONDS, every: float = 0.01) -> Any:
+    """Return the condition's first true value."""
+    deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"not true within {PATIENCE_SECONDS} s"
-        time.sleep(0.01)
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        time.sleep(every)
     return found
 
 

@@ -57,8 +57,7 @@ def test_what_a_check_finds_blocks_the_batch_or_is_kept(tally_of: TallyOf, finds
     flow.plan(2)
     complete(flow, 1, [("a", 1), ("a", 2)])
     process(flow, 2, batch)
-    says = flow.refuses(errors.CheckFailed, "^words 2: ", lambda: flow.commit(2))
-    assert found in says
+    assert found in flow.refuses(errors.CheckFailed, "^words 2: ", lambda: flow.commit(2))
     flow.spec = declare(check=Check(finds, otherwise="warn")).spec
     flow.commit(2)
     assert found in outcome(flow, 2)["check"]

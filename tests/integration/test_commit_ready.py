@@ -105,8 +105,7 @@ def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
     tally.process(2, [("a", 1, 5, 5, 5)])
     steps = merge_steps(tally, tally.commit_ready)
     # Whether Postgres sorts before or after adding up is its own choice.
-    kinds = sorted(step["Node Type"] for step in steps)
-    assert kinds == ["Aggregate", "Append", "ModifyTable", "Seq Scan", "Seq Scan", "Sort"]
+    assert sorted(step["Node Type"] for step in steps) == ["Aggregate", "Append", "ModifyTable", "Seq Scan", "Seq Scan", "Sort"]
     (combined,) = (step["Output"] for step in steps if step["Node Type"] == "Aggregate")
     called = [output.removeprefix("CASE WHEN ").lstrip("(").partition("(")[0] for output in combined]
     assert called == ["per_shop_1_1.shop", "add_up", "add_up", "min", "max", "latest"]
@@ -212,8 +211,7 @@ def test_batches_that_overflow_are_not_merged_together(tally_of: TallyOf, monkey
             with monkeypatch.context() as patched:
                 patched.setattr(combine_batches, "SHARED_ROWS", shared_rows)
                 money.refuses(errors.PermanentError, "", money.commit_ready)
-    says = rf"committing {pipeline.name} 2.*Widen the column's type"
-    money.refuses(errors.Overflow, says, partial(money.commit, 2))
+    money.refuses(errors.Overflow, rf"committing {pipeline.name} 2.*Widen the column's type", partial(money.commit, 2))
 
 
 SWALLOW = (

@@ -79,9 +79,8 @@ def test_a_database_that_cannot_be_used_says_why(tally: Tally, settings: Setting
         with pytest.raises(error, match=says):
             StateStore.connect(replace(settings, **changes))
 
-    name = server.create_database()
-    refuses(errors.SchemaOutOfDate, rf"Database {name} has no Tidegate tables\. Run: tidegate migrate", pg_database=name)
-    server.drop_database(name)
+    with server.database() as name:
+        refuses(errors.SchemaOutOfDate, rf"Database {name} has no Tidegate tables\. Run: tidegate migrate", pg_database=name)
     tally.sql("UPDATE tidegate.alembic_version SET version_num = '0123456789ab'")
     says = rf"\(schema.sql 0123456789ab\) than .* with \({schema_revision.DIGEST}\)"
     refuses(errors.SchemaOutOfDate, says)

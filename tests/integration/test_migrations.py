@@ -18,22 +18,16 @@ from tests.servers import Server
 from tests.statements import execute
 from tests.store import ColumnType, ValueColumn, errors, project, schema_revision
 from tidegate import migrations
-from tidegate.jobs import Count, Files, Pipeline, State
+from tidegate.jobs.pipelines import word_count
 from tidegate.state_store import Settings, StateStore
 
-WORDS = Pipeline(
-    "words",
-    Files("texts", glob="*.csv", format="csv", schema={"word": "string"}),
-    states={"word_count": State(key={"word": "text"}, aggregates={"occurrences": Count()})},
-)
-SPECS = [TALLY.spec, WORDS.spec]
+SPECS = [TALLY.spec, word_count.PIPELINE.spec]
 
 
 @pytest.fixture
 def empty(server: Server, tmp_path: Path) -> Iterator[Settings]:
-    name = server.create_database()
-    yield replace(server.settings, pg_database=name, home=tmp_path)
-    server.drop_database(name)
+    with server.database() as name:
+        yield replace(server.settings, pg_database=name, home=tmp_path)
 
 
 @pytest.fixture
@@ -59,9 +53,9 @@ def test_a_pipeline_without_a_migration_does_not_stop_the_others(empty: Settings
     broken = migrations.upgrade_all_but_broken(empty, [tally, extra, replace(words, states=(wider,)), rival])
 
     says = "Pipeline {} is not registered: the migrations do not make its state {} as it is declared."
-    assert broken.keys() == {"extra", "words", "rival"}
+    assert broken.keys() == {"extra", "word_count", "rival"}
     assert broken["extra"].startswith(says.format("extra", "extra_state"))
-    assert broken["words"].startswith(says.format("words", "word_count"))
+    assert broken["word_count"].startswith(says.format("word_count", "word_count"))
     assert "belongs to pipeline tally: a state has one writer" in broken["rival"]
     with StateStore.connect(empty) as store:
         assert [lag.pipeline for lag in store.lag()] == ["tally"]
@@ -95,7 +89,7 @@ def test_a_table_in_use_delays_a_migration_by_seconds_only(
 
     as_role("postgres", f"ALTER ROLE tidegate_owner IN DATABASE {settings.pg_database} SET search_path = tidegate, state")
     again = replace(settings, lock_timeout_seconds=58)  # with connections of its own
-    for specs, registered in (([], []), (SPECS, ["tally", "words"]), (SPECS, [])):
+    for specs, registered in (([], []), (SPECS, ["tally", "word_count"]), (SPECS, [])):
         assert migrations.upgrade(again, specs) == ("0001", registered)
 
     (home / "migrations" / "0002_more.py").write_text(MORE)

@@ -128,8 +128,7 @@ def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, s
     assert store.lag() == []
     (retired,) = store.retired_pipelines()
     assert (retired.pipeline, retired.committed, retired.retired_by) == ("tally", 1, "anna, tidegate retire")
-    waits = [status.waits_for for status in store.batch_statuses("tally")]
-    assert waits == [None, *["nothing: its pipeline was retired"] * 2]
+    assert [status.waits_for for status in store.batch_statuses("tally")] == [None, *["nothing: its pipeline was retired"] * 2]
     (cause,) = explain(store, TALLY).causes
     assert (cause.code, cause.severity, cause.command) == ("RETIRED", "ok", "tidegate reinstate tally")
     assert "tally was retired by anna, tidegate retire: replaced by tally_by_hour." in cause.sentence

@@ -114,8 +114,8 @@ def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None
 def test_a_copy_within_the_server_is_noticed(tally: Tally, settings: Settings, server: Server) -> None:
     tally.having(3, 2, 2)
     tally.store.close()
-    copy = replace(settings, pg_database=server.create_database(settings.pg_database))
-    try:
+    with server.database(settings.pg_database) as name:
+        copy = replace(settings, pg_database=name)
         assert_halted(copy, "restored, promoted or copied.*commits after txid 2 may be lost.*--accept-epoch")
         assert commit_next(settings) == 3  # the original was never halted
         assert_halted(copy, "txid 3 is lost")
@@ -123,8 +123,6 @@ def test_a_copy_within_the_server_is_noticed(tally: Tally, settings: Settings, s
         # Once accepted, the copy has its own history, and neither database disturbs the other.
         assert "txid 3 is lost" in migrations.accept_epoch(copy, "an operator")["tally"]
         assert [commit_next(copy, 2), commit_next(settings)] == [4, 4]
-    finally:
-        server.drop_database(copy.pg_database)
 
 
 def test_a_database_does_not_disturb_its_successor_or_another_with_the_same_folder(
@@ -132,12 +130,10 @@ def test_a_database_does_not_disturb_its_successor_or_another_with_the_same_fold
 ) -> None:
     """Same pipeline name and folder, different databases; or a pipeline that is registered again: it begins a new history."""
     commit_next(settings, 3)
-    other = replace(settings, pg_database=server.create_database(template))
-    try:
+    with server.database(template) as name:
+        other = replace(settings, pg_database=name)
         register_pipelines(other, TALLY)
         assert [commit_next(other), commit_next(settings), commit_next(other)] == [1, 4, 2]
-    finally:
-        server.drop_database(other.pg_database)
 
     for schema in ("tidegate", "state", "staging"):
         tally.sql(f"DROP SCHEMA {schema} CASCADE")

@@ -222,8 +222,7 @@ def test_spans_have_the_times_of_the_ledger_and_the_codes_of_errors(
     names = ("process", "stage", "seal", "wait", "commit")
     assert sorted(spans) == sorted([("process", 1), ("process", 2), *((name, 3) for name in names)])
     assert len(spans) == len(ended)
-    descriptions = [spans["process", number].status.description for number in (1, 2, 3)]
-    assert descriptions == ["ATTEMPT_FENCED", "MALFORMED_RECORD", None]
+    assert [spans["process", number].status.description for number in (1, 2, 3)] == ["ATTEMPT_FENCED", "MALFORMED_RECORD", None]
     assert not any("hunter2" in span.to_json() for span in ended)
     process, stage, seal, wait, commit = (spans[name, 3] for name in names)
     assert seconds(process) == pytest.approx((ledger.started_at.timestamp(), ledger.sealed_at.timestamp()))

@@ -39,8 +39,7 @@ def test_nothing_goes_on_without_its_table_or_with_another(counted: Tally) -> No
         *GUARD,
     ):
         counted.sql(statement)
-    says = r"tally: table state\.per_shop is another one .* up to txid 2"
-    counted.refuses(errors.HoleDetected, says, *counted.next_steps(3))
+    counted.refuses(errors.HoleDetected, r"tally: table state\.per_shop is another one .* up to txid 2", *counted.next_steps(3))
 
     changed = replace(counted.spec, source_identity=f"{counted.spec.source_identity} of today", version=2)
     migrations.upgrade(settings, specs)

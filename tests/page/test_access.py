@@ -38,8 +38,7 @@ def routes() -> list[tuple[str, str]]:
 
 
 def request(visitor: Visitor, method: str, path: str, body: str = '{"reason": "a test", "payload": "x"}') -> httpx.Response:
-    headers = {**ACTION, "Content-Type": "application/json"}
-    given = {"content": body, "headers": headers} if method == "POST" else {}
+    given = {"content": body, "headers": {**ACTION, "Content-Type": "application/json"}} if method == "POST" else {}
     return visitor.http.request(method, f"/tidegate{path}", params={"pipeline": "clicks"}, **given)
 
 
@@ -132,10 +131,8 @@ def test_requests_that_another_site_has_made_up_do_nothing(visit: Visit) -> None
     sites = [{**ACTION, "Sec-Fetch-Site": site} for site in ("cross-site", "same-site")]
     for headers in ({}, {"X-Tidegate-Action": "0"}, *sites):
         assert admin.http.post(path, json=body, headers=headers).status_code == 403
-    form = admin.http.post(path, data={"reason": "a form"}, headers={"Sec-Fetch-Site": "cross-site"})
-    assert form.status_code in (403, 422)
-    led = admin.get("/go", pipeline="//evil.example/").headers["Location"]
-    assert led == "/tidegate/#/pipelines/%2F%2Fevil.example%2F"
+    assert admin.http.post(path, data={"reason": "a form"}, headers={"Sec-Fetch-Site": "cross-site"}).status_code in (403, 422)
+    assert admin.get("/go", pipeline="//evil.example/").headers["Location"] == "/tidegate/#/pipelines/%2F%2Fevil.example%2F"
     assert admin.json("/pipelines/clicks")["paused"] is None
     assert admin.http.post(path, json=body, headers={**ACTION, "Sec-Fetch-Site": "same-origin"}).status_code == 200
     assert admin.act("clicks", "resume").status_code == 200

@@ -138,8 +138,7 @@ def test_rows_come_as_they_are(server: Server, admin: Visitor) -> None:
 def test_many_rows_are_found_at_once_and_an_unchanged_state_is_not_sent_again(server: Server, admin: Visitor) -> None:
     path = "/tidegate/api/pipelines/clicks/states/per_page/rows"
     known = admin.json("/pipelines/clicks/states/per_page/rows", limit=2)
-    keys = [row[:2] for row in known["rows"]]
-    found = admin.http.post(path, json={"keys": [*keys, ["nowhere", "2026-01-01"]]})
+    found = admin.http.post(path, json={"keys": [*[row[:2] for row in known["rows"]], ["nowhere", "2026-01-01"]]})
     assert found.status_code == 200, found.text
     assert found.json() == {"txid": known["txid"], "columns": known["columns"], "rows": [*known["rows"], None]}
     first = admin.http.get(path)
@@ -156,5 +155,4 @@ def test_rows_without_a_key_have_their_place(server: Server, admin: Visitor) -> 
     rows = [(page, shop, number, None, None, number) for number, (page, shop) in enumerate(keys, start=1)]
     write_rows(server.settings, "orphan", "per_orphan", rows)
     for limit in (1, 2):
-        found = admin.browse("/pipelines/orphan/states/per_orphan/rows", "rows", limit=limit)
-        assert [tuple(row[:2]) for row in found] == keys
+        assert [tuple(row[:2]) for row in admin.browse("/pipelines/orphan/states/per_orphan/rows", "rows", limit=limit)] == keys

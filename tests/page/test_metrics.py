@@ -37,8 +37,7 @@ def scrape(visit: Visit) -> Scrape:
     """A function that scrapes as Prometheus does: with the token of the stack, or with another, or with none."""
 
     def request(token: str | None = METRICS_TOKEN) -> httpx.Response:
-        authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return visit().http.get("/tidegate/metrics", headers=authorization)
+        return visit().http.get("/tidegate/metrics", headers={} if token is None else {"Authorization": f"Bearer {token}"})
 
     return request
 

@@ -19,7 +19,6 @@ def passwords() -> str:
 
 
 def token_of(server: Site, name: str) -> str:
-    login = {"username": name, "password": f"password of {name}"}
-    answer = httpx.post(f"{server.url}/auth/token", json=login, timeout=400)
+    answer = httpx.post(f"{server.url}/auth/token", json={"username": name, "password": f"password of {name}"}, timeout=400)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["access_token"])

@@ -7,6 +7,7 @@ another one run in `make soak`.
 import json
 import os
 import socket
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -80,6 +81,23 @@ class Stack:
         folders, seen = (self.folder, Layout.load(self.home).postgres.data), psutil.process_iter(["cwd"])
         places = [Path(each.info["cwd"] or "/") for each in seen]  # of another account's, none
         assert [place for place in places if any(map(place.is_relative_to, folders))] == []
+
+    def texts(self) -> dict[str, str]:
+        """Return what others may come to see, by place: logs, notes, and the arguments and environments of processes."""
+        files = [*self.folder.rglob("*.log*"), self.folder / "stack.json", self.folder / "run/stack.status"]
+        texts = {str(file.relative_to(self.folder)): file.read_text(errors="replace") for file in files if file.is_file()}
+        for process in self.processes():
+            with suppress(psutil.Error):
+                texts[f"process {process.pid}"] = "\0".join([*process.cmdline(), *process.environ().values()])
+        return texts
+
+    def check_secret(self, secrets: dict[str, str], texts: dict[str, str]) -> None:
+        """Check that secrets are long, in private files, and in none of these texts."""
+        folder = self.folder / "secrets"
+        assert {file.name for file in folder.iterdir() if stat.S_IMODE(file.stat().st_mode) != 0o600} == set()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert min(len(secret) for secret in secrets.values()) >= 20
+        assert [(name, place) for name, secret in secrets.items() for place, text in texts.items() if secret in text] == []
 
     def sessions_of(self, component: str) -> set[int | None]:
         return {session(process) for process in self.marked() if marker(process)[1] == component}

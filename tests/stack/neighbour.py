@@ -25,8 +25,7 @@ def account() -> int:
     """Return a user number without an account; skip the test where processes cannot be started under it."""
     if os.geteuid() != 0:
         pytest.skip("only root can start processes of another account: run the tests as root")
-    known = {user.pw_uid for user in pwd.getpwall()}
-    return next(number for number in UNUSED_NUMBERS if number not in known)
+    return next(number for number in UNUSED_NUMBERS if number not in {user.pw_uid for user in pwd.getpwall()})
 
 
 def command_as(user: int, program: str, *arguments: object, imports: str = "") -> list[str]:
@@ -54,7 +53,6 @@ while True:
     print(received, flush=True)
     connection.close()
 """
-LISTENER = "def talk(connection):\n    return heard(connection)\n" + SERVE
 # An Airflow that refuses everyone.
 WEB_PAGE = (
     r"""

@@ -78,7 +78,7 @@ def test_a_listener_on_the_other_loopback_address_sees_nothing(stack: Settings, 
     command = account.with_hosts(tmp_path, "::1 localhost\n127.0.0.1 localhost\n", joins)
     environ = {"TIDEGATE_HOME": str(stack.home), "PATH": "/usr/bin:/bin"}
 
-    with account.impostor(neighbour, account.LISTENER, "::1", port) as received:
+    with account.impostor(neighbour, account.WEB_PAGE, "::1", port) as received:
         done = run(command, env=environ)
         assert received() == []
     assert done.stdout == "3\n", done.stderr[-3000:]
@@ -141,8 +141,7 @@ def test_a_connection_to_a_neighbour_is_refused_though_the_port_is_ours_again(
 @pytest.mark.promise("security:another-account-of-same-machine-at-ports")
 def test_sparks_own_ports_refuse_clients_without_the_secret(stack: Settings) -> None:
     (status,) = [status for status in embedded.status(stack) if status.name == "spark"]
-    server = psutil.Process(status.pid)
-    listening = {c.laddr.port for c in server.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    listening = {c.laddr.port for c in psutil.Process(status.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     others = listening - {int(stack.spark_remote.rpartition(":")[2])}
     assert len(others) >= 2, "Spark's driver and its block manager listen"
     for port in others:

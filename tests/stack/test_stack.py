@@ -141,8 +141,7 @@ def test_a_component_that_lives_without_a_heartbeat_is_started_again(tmp_path: P
 
 @pytest.mark.promise("json:down")
 def test_down_finds_the_processes_of_a_killed_supervisor(running: Stack, bystander: psutil.Process) -> None:
-    supervisor = running.supervisor()
-    supervisor.kill()
+    running.supervisor().kill()
     for file in (running.folder / "run").iterdir():
         file.unlink()
 
