@@ -1,13 +1,14 @@
 """Two Celery workers on machines of their own; one dies in the middle of a commit, and the state is as in a clean run."""
 
 import os
+import re
 import secrets
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -87,44 +88,35 @@ class Machine:
         assert components.wait_until(lambda: not any(map(components.is_alive, processes)), 30)
 
 
-@dataclass
-class Cluster:
-    folder: Path
-    addresses: Mapping[str, str]
-    secrets: Mapping[str, str]
-    machines: dict[str, Machine] = field(default_factory=dict)
-
-    def add(self, name: str, component: str, **environment: str) -> None:
-        folder, (roles, variables) = self.folder / name, NEEDS[component]
-        for part in ("home", "work", "tmp", "airflow", "project/pipelines", "secrets", "dags"):
-            (folder / part).mkdir(parents=True)
-        (folder / "project/pipelines/sales.py").write_text("from tests.cluster.sales import PIPELINE\n")
-        (folder / "project/tidegate.toml").touch()
-        documented = (PROJECT / "deploy/celery.env").read_text().splitlines()
-        environment = {
-            **{name: os.environ[name] for name in OF_THE_SYSTEM if name in os.environ},
-            **airflow_settings(),
-            **dict(line.split("=", 1) for line in documented if line and not line.startswith("#")),
-            **SHORT,
-            **self.addresses,
-            "PATH": f"{PYTHON.parent}:/usr/bin:/bin",
-            "PYTHONPATH": os.pathsep.join([str(PROJECT), str(LOCAL_SETTINGS)]),
-            "HOME": str(folder / "home"),
-            "TMPDIR": str(folder / "tmp"),
-            "AIRFLOW_HOME": str(folder / "airflow"),
-            "TIDEGATE_HOME": str(folder / "project"),
-            **environment,
-        }
-        lines = [line for line in self.secrets["PGPASSFILE"].splitlines() if line.split(":")[3] in roles]
-        for variable in ("PGPASSFILE", *variables):
-            file = folder / "secrets" / variable
-            file.touch(0o600)
-            file.write_text("".join(f"{line}\n" for line in lines) if variable == "PGPASSFILE" else self.secrets[variable])
-            environment[variable] = f"cat {file}" if variable.endswith("_CMD") else str(file)
-        if component in WITH_DAGS:
-            (folder / "dags/sales.py").write_text(DAG)
-            environment["AIRFLOW__CORE__DAGS_FOLDER"] = str(folder / "dags")
-        self.machines[name] = Machine(component, folder, environment)
+def machine(folder: Path, component: str, secrets: Mapping[str, str], environment: Mapping[str, str]) -> Machine:
+    """Set up a machine with what its component needs, and no more."""
+    roles, variables = NEEDS[component]
+    for part in ("home", "work", "tmp", "airflow", "project/pipelines", "secrets", "dags"):
+        (folder / part).mkdir(parents=True)
+    (folder / "project/pipelines/sales.py").write_text("from tests.cluster.sales import PIPELINE\n")
+    (folder / "project/tidegate.toml").touch()
+    whole = {
+        **{name: os.environ[name] for name in OF_THE_SYSTEM if name in os.environ},
+        **airflow_settings(),
+        **dict(re.findall(r"^(\w+)=(.*)$", (PROJECT / "deploy/celery.env").read_text(), re.MULTILINE)),
+        **SHORT,
+        "PATH": f"{PYTHON.parent}:/usr/bin:/bin",
+        "PYTHONPATH": os.pathsep.join([str(PROJECT), str(LOCAL_SETTINGS)]),
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "AIRFLOW_HOME": str(folder / "airflow"),
+        "TIDEGATE_HOME": str(folder / "project"),
+        **environment,
+    }
+    passwords = [line for line in secrets["PGPASSFILE"].splitlines() if line.split(":")[3] in roles]
+    for variable in ("PGPASSFILE", *variables):
+        (file := folder / "secrets" / variable).touch(0o600)
+        file.write_text("\n".join(passwords) if variable == "PGPASSFILE" else secrets[variable])
+        whole[variable] = f"cat {file}" if variable.endswith("_CMD") else str(file)
+    if component in WITH_DAGS:
+        (folder / "dags/sales.py").write_text(DAG)
+        whole["AIRFLOW__CORE__DAGS_FOLDER"] = str(folder / "dags")
+    return Machine(component, folder, whole)
 
 
 @contextmanager
@@ -144,7 +136,7 @@ def broker(folder: Path, port: int, password: str) -> Iterator[None]:
 
 
 @contextmanager
-def celery_cluster(folder: Path, server: Server, settings: Settings, free_port: Callable[[], int]) -> Iterator[Cluster]:
+def cluster(folder: Path, server: Server, settings: Settings, free_port: Callable[[], int]) -> Iterator[dict[str, Machine]]:
     database = server.create_database()
     server.execute(f"ALTER DATABASE {database} OWNER TO airflow")
     web, redis = free_port(), free_port()
@@ -172,28 +164,27 @@ def celery_cluster(folder: Path, server: Server, settings: Settings, free_port: 
         BROKER: f"redis://:{of_redis}@127.0.0.1:{redis}/0",
         RESULTS: f"redis://:{of_redis}@127.0.0.1:{redis}/1",
     }
-    cluster = Cluster(folder, addresses, values)
     database_at = f"airflow@{settings.pg_host}:{settings.pg_port}/{database}"
     of_metadata = {
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{database_at}?require_auth=scram-sha-256",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": f"postgresql+asyncpg://{database_at}",
     }
-    for name in OF_METADATA:
-        cluster.add(name, name, **of_metadata)
+    machines = {name: machine(folder / name, name, values, addresses | of_metadata) for name in OF_METADATA}
     for name in WORKERS:
-        cluster.add(name, "worker", AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT=str(free_port()))
-    cluster.add("command-line", "command-line")
-    scheduler = cluster.machines["scheduler"]
+        port = {"AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port())}
+        machines[name] = machine(folder / name, "worker", values, addresses | port)
+    machines["command-line"] = machine(folder / "command-line", "command-line", values, addresses)
+    scheduler = machines["scheduler"]
     arguments = {"worker": ("celery", "worker"), "scheduler": ("scheduler", "--skip-serve-logs"), "command-line": ()}
     with ExitStack() as until, broker(folder / "broker", redis, of_redis):
         until.callback(server.drop_database, database)
         migrate = [PYTHON, "-m", "airflow", "db", "migrate"]
         subprocess.run(migrate, env=scheduler.environment, cwd=scheduler.folder, check=True, capture_output=True)
-        for name, machine in cluster.machines.items():
-            if given := arguments.get(machine.component, (name,)):
-                until.callback(lambda machine=machine: components.end(machine.processes(), 10))
-                machine.start(*given, *(("--celery-hostname", f"{name}@%h") if machine.component == "worker" else ()))
-        yield cluster
+        for name, each in machines.items():
+            if given := arguments.get(each.component, (name,)):
+                until.callback(lambda each=each: components.end(each.processes(), 10))
+                each.start(*given, *(("--celery-hostname", f"{name}@%h") if each.component == "worker" else ()))
+        yield machines
 
 
 @pytest.mark.promise("fault:process-dies-at-any-statement:commit", "fault:airflow-loses-repeats-or-reorders-tasks:commit")
@@ -205,11 +196,10 @@ def test_a_worker_that_dies_in_mid_commit_loses_nothing_and_doubles_nothing(
     register_pipelines(settings, PIPELINE)
     owner = settings.conninfo(user="tidegate_owner")
     execute(owner, TABLE, {"rows": ROWS})
-    with celery_cluster(tmp_path / "machines", server, settings, free_port) as cluster:
-        machines = cluster.machines
-        for machine in machines.values():
-            if machine.component != "scheduler":  # it runs no code of ours
-                wait_for(machine.is_well, f"all that {machine.component} needs", every=1)
+    with cluster(tmp_path / "machines", server, settings, free_port) as machines:
+        for each in machines.values():
+            if each.component != "scheduler":  # it runs no code of ours
+                wait_for(each.is_well, f"all that {each.component} needs", every=1)
         wait_for(lambda: all("ready." in machines[name].log for name in WORKERS), "the workers' start")
         airflow = AirflowClient(Settings.load(machines["command-line"].environment))
 
@@ -224,15 +214,15 @@ def test_a_worker_that_dies_in_mid_commit_loses_nothing_and_doubles_nothing(
         run_id = wait_for(trigger, "the Dag", every=1)
         with holding(settings, "LOCK TABLE tidegate.commit IN EXCLUSIVE MODE"):
             process = waiting_process(settings, "%INSERT INTO tidegate.commit")
-            (dead,) = [machine for machine in machines.values() if process in machine.processes()]
+            (dead,) = [each for each in machines.values() if process in each.processes()]
             dead.kill()
         (alive,) = [machines[name] for name in WORKERS if machines[name] is not dead]
         assert wait_for(ended, "the end", seconds=600, every=1) == "success", alive.log[-5000:]
         assert all("execute_workload" in worker.log for worker in (dead, alive))
         assert execute(owner, "SELECT txid FROM tidegate.cursor") == [(ROWS // PER_BATCH,)]
         assert execute(owner, COUNTED) == execute(owner, BY_HAND)
-        for machine in machines.values():  # nothing is shared: none has a file open in the folder of another, or knows of that
-            known = [*machine.environment.values(), *([machine.log] if machine.process else [])]
-            known += [file.path for process in machine.processes() for file in process.open_files()]
-            others = [f"{other.folder}{os.sep}" for other in machines.values() if other is not machine]
+        for each in machines.values():  # nothing is shared: none has a file open in the folder of another, or knows of that
+            known = [*each.environment.values(), *([each.log] if each.process else [])]
+            known += [file.path for process in each.processes() for file in process.open_files()]
+            others = [f"{other.folder}{os.sep}" for other in machines.values() if other is not each]
             assert [place for place in others if any(place in text for text in known)] == []

@@ -1,7 +1,4 @@
-"""Spark on other machines: code and password travel, and what a cluster does to its tasks changes no result.
-
-The machines are accounts of this one, without a way to the project (`tests.cluster.spark_cluster`).
-"""
+"""Spark on other machines: code and password travel, and what a cluster does to its tasks changes no result."""
 
 import importlib
 import json

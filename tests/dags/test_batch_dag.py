@@ -24,7 +24,6 @@ from tidegate.dags.waiting_tasks import Halt
 from tidegate.jobs.engine.processing import Processor
 from tidegate.state_store import Settings
 
-# A module of pipelines.
 DECLARED = """
 from dataclasses import replace
 from tests.dags.conftest import CLICKS

@@ -77,19 +77,15 @@ class Run:
         while self.looks_at_failed < until and not self._waits[3].done():
             await asyncio.sleep(0.01)
 
-    async def seal(self, *txids: int) -> None:
+    def seal(self, *txids: int) -> None:
         for txid in txids:
-            await asyncio.to_thread(self.batches.seal, txid)
+            self.batches.seal(txid)
 
-    async def commit(self, *txids: int) -> None:
-        for txid in txids:
-            await asyncio.to_thread(self.batches.commit, txid)
+    def halt(self, txid: int) -> None:
+        self.batches.store.halt_batch(CLICKS.name, txid, "SOURCE_CHANGED: a.csv")
 
-    async def halt(self, txid: int) -> None:
-        await asyncio.to_thread(self.batches.store.halt_batch, CLICKS.name, txid, "SOURCE_CHANGED: a.csv")
-
-    async def as_owner(self, statement: str) -> None:
-        await asyncio.to_thread(execute, self._settings.conninfo(user="tidegate_owner"), statement)
+    def as_owner(self, statement: str) -> None:
+        execute(self._settings.conninfo(user="tidegate_owner"), statement)
 
 
 @pytest.fixture
@@ -105,21 +101,21 @@ def run(batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch) -
 @in_a_loop
 async def test_a_wait_for_the_window_ends_when_there_is_room_or_a_halt(run: Run, awaited: Awaited) -> None:
     run.batches.plan("run", WINDOW + 2)
-    await run.seal(*range(1, WINDOW + 1))
+    run.seal(*range(1, WINDOW + 1))
     run.wait(WINDOW + 1, WINDOW + 2, awaited=awaited)
     await run.none_but()
-    await run.commit(1)
+    run.batches.commit(1)
     assert (await run.turn(WINDOW + 1)).opens == (awaited == "process")
     run.check(WINDOW + 1)
-    await run.halt(2)
+    run.halt(2)
     assert (await run.turn(WINDOW + 2)).halted == "txid 2 is halted: SOURCE_CHANGED: a.csv"
 
 
 @in_a_loop
 async def test_a_halted_batch_ends_all_later_waits_with_its_reason(run: Run) -> None:
     run.batches.plan("run", 3)
-    await run.seal(1)
-    await run.halt(2)
+    run.seal(1)
+    run.halt(2)
     run.wait(1, 3)
     first, third = await run.turn(1), await run.turn(3)
     assert (first.opens, first.halted) == (True, None)
@@ -130,24 +126,24 @@ async def test_a_halted_batch_ends_all_later_waits_with_its_reason(run: Run) -> 
 async def test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared(run: Run) -> None:
     """With a task that was cleared, commit tasks after it were, and start before its attempt lifts the halt."""
     run.batches.plan("run", 2)
-    await run.halt(1)
-    await run.seal(2)
+    run.halt(1)
+    run.seal(2)
     run.states |= {0: None, 1: "success"}
     run.wait(1, 2)
     await run.none_but()
     run.states[0] = "running"
-    await run.seal(1)
+    run.seal(1)
     await run.none_but()
     run.states[0] = "success"
     assert (await run.turn(1)).opens
-    await run.commit(1)
+    run.batches.commit(1)
     assert (await run.turn(2)).opens
 
 
 @in_a_loop
 async def test_waits_outlive_an_unreachable_postgres(run: Run, settings: Settings) -> None:
     run.batches.plan("run", 1)
-    await run.seal(1)
+    run.seal(1)
     tried = iter([replace(settings, pg_port=1), settings])
     run.poller._connect = lambda: StateStore.connect(next(tried))
     run.wait(1)
@@ -165,10 +161,10 @@ async def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_s
     run.check()
     # Nothing is at work any more: the attempt falls silent, or nothing commits the sealed batch in its turn.
     if situation == "an attempt at work":
-        await run.as_owner(SILENCE)
+        run.as_owner(SILENCE)
     else:
-        await run.seal(1)
-        await run.commit(1)
+        run.seal(1)
+        run.batches.commit(1)
     assert (await run.turn(3)).halted == NO_MORE
 
 
@@ -178,7 +174,7 @@ async def test_a_run_that_another_database_does_not_know_ends_its_waits(run: Run
     run.batches.plan("run", 1)
     run.wait(1)
     await run.none_but()
-    await run.as_owner("TRUNCATE tidegate.batch CASCADE")
+    run.as_owner("TRUNCATE tidegate.batch CASCADE")
     assert (await run.turn(1)).halted == "the ledger knows no such batch of this run"
 
 
@@ -199,7 +195,7 @@ async def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commi
     run.states[0] = "success"
     if has_begun:
         await run.none_but(looks=20)  # a task is at work
-        await run.as_owner(SILENCE)
+        run.as_owner(SILENCE)
     assert (await run.turn(1)).opens
     run.check(1)
 
@@ -245,9 +241,9 @@ async def test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_
     assert await run.sent(1, 2) == ["worker", "worker"]
     await run.none_but(1, 2)
     run.states |= {0: "running", 1: "queued"}
-    await run.seal(1, 2, 3, 4)
+    run.seal(1, 2, 3, 4)
     await run.none_but(1, 2)
-    await run.seal(5)
+    run.seal(5)
     assert await run.sent(3, 4, 5) == ["no worker"] * 3
 
 
@@ -259,7 +255,7 @@ async def test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits(
     run.batches.plan("run", 3)
     run.states |= {0: "running", 1: "running"}
     run.wait(1, 2, 3, awaited="process")
-    await asyncio.to_thread(run.batches.begin, 1)
+    run.batches.begin(1)
     await run.none_but()
     run.states[1] = "failed"
     assert await run.sent(2) == ["worker"]
@@ -270,7 +266,7 @@ async def test_a_process_task_that_was_cleared_goes_to_a_worker_at_once(run: Run
     """It may have to process its batch again although that is sealed."""
     monkeypatch.setattr(batch_trigger, "_poller", run.poller)
     run.batches.plan("run", 1)
-    await run.seal(1)
+    run.seal(1)
     trigger = TurnTrigger(CLICKS.name, "process", CONCURRENCY)
     for try_number, event in ((1, TaskSuccessEvent()), (2, TriggerEvent(None))):
         trigger.task_instance = SimpleNamespace(task_id=PROCESS, run_id="run", map_index=0, try_number=try_number)

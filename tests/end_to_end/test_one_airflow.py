@@ -1,8 +1,4 @@
-"""What only a real Airflow can show, on one whole stack: README's own project, in order of its commands, with its shop's data.
-
-README's commands make the project and start its stack, and its last one ends the stack. In between, processes are killed, runs
-meet, an operator uses the page in a browser, and another account of the machine looks around.
-"""
+"""What only a real Airflow can show, on one stack: README's own project, in order of its commands, with its shop's data."""
 
 import json
 import os

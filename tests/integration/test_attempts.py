@@ -1,7 +1,4 @@
-"""Batches are opened once, and the newest attempt owns a batch: nothing that older attempts do counts.
-
-Idle tasks go on with batches that no task has begun; who finds another process at work on a batch waits for that process.
-"""
+"""Batches are opened once, and the newest attempt owns a batch: nothing that older attempts do counts."""
 
 import hashlib
 import threading

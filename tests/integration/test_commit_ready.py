@@ -18,7 +18,6 @@ from tidegate.jobs import Avg, Count, Files, Max, Min, Newest, Pipeline, State, 
 from tidegate.state_store import Settings, StateStore
 
 Share = Callable[[int, int], None]
-# Values of each type.
 VALUES: dict[str, list[Any]] = {
     "bigint": list(range(-5, 6)),
     "boolean": [True, False],

@@ -1,7 +1,4 @@
-"""What is in a step's way: a lock of another session, a deadlock, a full disk, a server process that is stopped.
-
-What can be done later is left for later; what cannot names the obstacle, leaves nothing, and is tried again.
-"""
+"""What is in a step's way: a lock of another session, a deadlock, a full disk, a server process that is stopped."""
 
 import io
 import os
@@ -36,14 +33,8 @@ TABLE_LOCKS = {"LOCK TABLE tidegate.attempt IN EXCLUSIVE MODE": ("dropping old s
 ROW_LOCKS = {
     "SELECT FROM staging.per_shop_1_1": ("dropping the staging of tally 1:1", STAGED),
     ROW_OF_BATCH: ("noting the ack of tally 1", ACKS),
-    "SELECT FROM tidegate.pipeline FOR NO KEY UPDATE": (
-        "noting the window of tally",
-        "count(*) FROM tidegate.pipeline WHERE in_flight = 7",
-    ),
-    "SELECT FROM tidegate.source_file FOR UPDATE": (
-        "noting when files of tally were touched",
-        "count(*) FROM tidegate.source_file WHERE mtime_ns = 0",
-    ),
+    "SELECT FROM tidegate.pipeline FOR NO KEY UPDATE": ("noting the window of tally", "in_flight FROM tidegate.pipeline"),
+    "SELECT FROM tidegate.source_file FOR UPDATE": ("noting when files of tally", "min(mtime_ns) FROM tidegate.source_file"),
     "SELECT FROM tidegate.plan FOR UPDATE": ("noting that a plan of tally has succeeded", "failed FROM tidegate.plan"),
 }
 

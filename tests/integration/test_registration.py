@@ -1,7 +1,4 @@
-"""Only what is registered counts: a declaration is fixed, a state has one writer, a retired pipeline never counts again.
-
-What a retired pipeline was is kept, and may be reinstated where it stood.
-"""
+"""Only what is registered counts: a declaration is fixed, a state has one writer, a retired pipeline never counts again."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

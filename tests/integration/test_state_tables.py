@@ -1,7 +1,4 @@
-"""Tables that are not as declared: dropped, put back, moved, or with other columns, keys, triggers or rules.
-
-Rows of committed batches are never lost in silence, and nothing is merged until a person accepts the table.
-"""
+"""Tables that are not as declared: dropped, put back, moved, or with other columns, keys, triggers or rules."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,7 @@
 """Real embedded stacks, each in a folder of its own, and the operating system's view of their processes.
 
 Tests that a stack with Airflow can bear are in `tests/end_to_end/test_one_airflow.py`, on its one stack; those that need
-another one run in `make soak`.
+another one run in `make soak`: a stack costs 25 core seconds at each start, and Spark after each kill 10.
 """
 
 import json
@@ -24,15 +24,6 @@ from tidegate.stack.components.postgres import EmbeddedPostgres
 from tidegate.stack.components.server_process import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, reserve_port, wait_until
 from tidegate.stack.layout import USUAL_PORTS, Layout
 from tidegate.state_store import Settings
-
-OF_ITS_OWN = {"small"}  # fixtures: a stack costs 25 core seconds at each start, and Spark after each kill 10
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to `make soak` what needs a stack of a module's own."""
-    for item in items:
-        if OF_ITS_OWN & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.soak)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from tidegate.stack.layout import Layout
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import HoleDetected, SchemaOutOfDate
 
+pytestmark = pytest.mark.soak
 CRAFTED = """
     CREATE TABLE said (line text);
     CREATE FUNCTION act() RETURNS int LANGUAGE plpgsql AS

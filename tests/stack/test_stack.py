@@ -38,6 +38,7 @@ def can_query(stack: Stack) -> bool:
     return execute(stack.settings.conninfo(), "SELECT count(*) > 0 FROM tidegate.pipeline") == [(True,)]
 
 
+@pytest.mark.soak
 @pytest.mark.promise("verb:up")
 def test_two_operators_start_one_stack(small: Stack, bystander: psutil.Process) -> None:
     assert {status.state for status in small.statuses().values()} == {"up"}
@@ -102,6 +103,7 @@ def test_airflow_trusts_a_project_no_more_than_the_command_line_and_listens_on_l
     assert airflow.environment()["AIRFLOW__API__HOST"] == "127.0.0.1"
 
 
+@pytest.mark.soak
 @pytest.mark.promise("json:up")
 def test_up_starts_what_has_given_up(running: Stack) -> None:
     def has_given_up() -> bool:
@@ -139,6 +141,7 @@ def test_a_component_that_lives_without_a_heartbeat_is_started_again(tmp_path: P
         supervised.stop()
 
 
+@pytest.mark.soak
 @pytest.mark.promise("json:down")
 def test_down_finds_the_processes_of_a_killed_supervisor(running: Stack, bystander: psutil.Process) -> None:
     running.supervisor().kill()
