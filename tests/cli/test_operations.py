@@ -45,7 +45,7 @@ def test_a_paused_pipeline_starts_no_run_until_it_is_resumed(tidegate: CommandLi
     assert (lag["paused_by"], lag["quarantined"]) == (None, 0)
 
 
-@pytest.mark.promise("verb:retire", "verb:reinstate", "json:reinstate", "json:retire")
+@pytest.mark.promise("verb:retire", "verb:reinstate", "json:reinstate", "json:retire", "json:migrate")
 def test_a_retired_pipeline_is_refused_everywhere_and_goes_on_when_it_is_reinstated(shops: CommandLine) -> None:
     home, why = shops.settings.home, ("--reason", "replaced by orders_by_hour")
     write_file(home, "orders/1.csv", "shop,cents", "Lisbon,1250", "Porto,0", ",5")
@@ -79,7 +79,9 @@ def test_a_retired_pipeline_is_refused_everywhere_and_goes_on_when_it_is_reinsta
     assert shops.json("get", "orders", "revenue", "Lisbon")[0]["row"]["cents"] == 1250
     (null,) = shops.json("get", "orders", "revenue", "-", "--null", "-")
     assert (null["key"], null["row"]["cents"]) == ([None], 5)
-    assert list(shops.json("migrate")["retired"]) == ["orders"]
+    for changed in (["word_count"], []):
+        migrated = shops.json("migrate")
+        assert (migrated["changed"], list(migrated["retired"])) == (changed, ["orders"])
     assert "Pipeline orders is declared, and left out" in shops("migrate").stderr
 
     for already in (False, True):

@@ -173,12 +173,6 @@ def test_the_ways_of_batches_are_explained(tidegate: CommandLine) -> None:
     assert max(len(line) for line in shown.stdout.splitlines()) <= 110
 
 
-@pytest.mark.promise("verb:migrate", "json:migrate")
-def test_migrate_can_be_repeated(tidegate: CommandLine) -> None:
-    assert tidegate.json("migrate")["changed"] == ["word_count"]
-    assert tidegate.json("migrate")["changed"] == []
-
-
 @pytest.mark.promise("verb:*", "json:*")
 def test_every_verb_and_option_has_help_and_every_verb_json_output_with_a_schema(tmp_path: Path) -> None:
     shown = in_process.run(["--help"], {}, tmp_path).stdout

@@ -32,7 +32,6 @@ PYTHON = Path(sys.executable)
 WORKERS = ("worker-1", "worker-2")
 # A dead worker is noticed after seconds, for the test; docs/airflow-workers.md has the values for production.
 SHORT = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20", "AIRFLOW__CELERY__WORKER_CONCURRENCY": "3"}
-OF_THE_SYSTEM = ("LANG", "JAVA_HOME", "TESTS_OF_TIDEGATE")
 DAG = 'from tidegate.dags.batch_dag import batch_dag\n\ndag = batch_dag("sales")\n'
 # What each component is given, by docs/airflow-workers.md: roles of Postgres, and secrets.
 FERNET, JWT, LOG = "AIRFLOW__CORE__FERNET_KEY_CMD", "AIRFLOW__API_AUTH__JWT_SECRET_CMD", "AIRFLOW__API__SECRET_KEY_CMD"
@@ -96,7 +95,7 @@ def machine(folder: Path, component: str, secrets: Mapping[str, str], environmen
     (folder / "project/pipelines/sales.py").write_text("from tests.cluster.sales import PIPELINE\n")
     (folder / "project/tidegate.toml").touch()
     whole = {
-        **{name: os.environ[name] for name in OF_THE_SYSTEM if name in os.environ},
+        **{name: os.environ[name] for name in ("LANG", "JAVA_HOME", "TESTS_OF_TIDEGATE") if name in os.environ},
         **airflow_settings(),
         **dict(re.findall(r"^(\w+)=(.*)$", (PROJECT / "deploy/celery.env").read_text(), re.MULTILINE)),
         **SHORT,

@@ -43,7 +43,6 @@ from tidegate.state_store.base.errors import (
 )
 
 PASSWORD = "of an administrator"
-STANDBY_HOST = "127.0.0.2"
 
 
 def succeed(*command: object, **options: Any) -> None:
@@ -133,8 +132,7 @@ def pooler(postgres: AnyPostgres, folder: Path, port: int, *, size: int, most_cl
     def answers() -> bool:
         assert process.poll() is None, (folder / "log").read_text()
         with suppress(psycopg2.OperationalError):
-            psycopg2.connect(**settings.conninfo()).close()
-            return True
+            return bool(execute(settings.conninfo(), "SELECT 1"))
         return False
 
     try:
@@ -150,7 +148,7 @@ class Pair:
 
     def __init__(self, folder: Path, port: int) -> None:
         self.primary = AnyPostgres(folder / "primary", port)
-        self.standby = AnyPostgres(folder / "standby", port, host=STANDBY_HOST)
+        self.standby = AnyPostgres(folder / "standby", port, host="127.0.0.2")
 
     @property
     def settings(self) -> Settings:

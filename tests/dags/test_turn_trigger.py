@@ -21,7 +21,6 @@ from tidegate.state_store import Settings, StateStore
 
 CONCURRENCY = 2
 SILENCE = "UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'"
-NO_MORE = "no task of this run tries txid 2 any more"
 
 
 class Poller(TurnPoller):
@@ -165,7 +164,7 @@ async def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_s
     else:
         run.seal(1)
         run.batches.commit(1)
-    assert (await run.turn(3)).halted == NO_MORE
+    assert (await run.turn(3)).halted == "no task of this run tries txid 2 any more"
 
 
 @in_a_loop

@@ -4,8 +4,7 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -109,11 +108,9 @@ class Shop:
         """Query the ledger and the states directly: a verb for each look would keep a core busy."""
         return execute(self.settings.conninfo(user="postgres"), query, arguments or None)
 
-    @contextmanager
-    def held(self, table: str) -> Iterator[None]:
+    def held(self, table: str) -> AbstractContextManager[Any]:
         """Hold a lock on a table of the ledger, so that the next process that writes it waits until the block ends."""
-        with holding(self.settings, f"LOCK TABLE tidegate.{table} IN EXCLUSIVE MODE"):
-            yield
+        return holding(self.settings, f"LOCK TABLE tidegate.{table} IN EXCLUSIVE MODE")
 
     def secrets(self) -> dict[str, str]:
         found = {}

@@ -17,7 +17,6 @@ from tidegate.state_store import Settings, StateStore
 DAY = [("2013-01-01", 1)]
 SPEC = TALLY.spec
 REQUEST = retirement.Request("anna, tidegate retire", "replaced by tally_by_hour")
-SILENT = f"UPDATE tidegate.attempt SET seen_at = now() - interval '{attempts.LONGEST_SILENCE_SECONDS + 1} s'"
 
 
 @pytest.fixture
@@ -144,7 +143,7 @@ def test_a_process_that_began_before_is_fenced(busy: Tally, owner: StateStore) -
     staged = [busy.stage(late, "per_shop", ROW)]
     says = r"tally is at work: attempt 1 at txid 3, by test\. Let no other run begin"
     busy.refuses(errors.AttemptNotSealed, says, lambda: retire(owner))
-    busy.sql(SILENT)
+    busy.sql(f"UPDATE tidegate.attempt SET seen_at = now() - interval '{attempts.LONGEST_SILENCE_SECONDS + 1} s'")
     assert retire(owner).uncommitted == 2
     assert [status.phase for status in busy.store.batch_statuses("tally")] == ["committed", "processed", "failed"]
     for _ in range(2):

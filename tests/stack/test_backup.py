@@ -5,7 +5,6 @@ import re
 import stat
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psycopg2
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from tests.cli.conftest import check_schema
 from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Tally, commit_next
+from tests.servers import Server
 from tests.stack.conftest import Stack
 from tests.statements import execute
 from tidegate.stack import backup as backups
@@ -27,10 +27,6 @@ CRAFTED = """
         $$ BEGIN EXECUTE 'COPY public.said FROM PROGRAM ''true'''; RETURN 1; END $$;
     CREATE MATERIALIZED VIEW acted AS SELECT act() AS one;
 """
-
-
-def administrator(stack: Stack, database: str = "postgres") -> dict[str, Any]:
-    return {**stack.settings.conninfo(user="postgres"), "dbname": database}
 
 
 @pytest.mark.promise("verb:backup", "verb:restore", "json:backup", "json:restore")
@@ -71,9 +67,9 @@ def test_a_damaged_useless_or_crafted_dump_changes_nothing(
 ) -> None:
     """What is in a dump runs with no more rights than the ledger's owner has."""
     register_pipelines(running.settings, TALLY)
-    postgres, backup = Layout.load(running.home).postgres, tmp_path / "backup"
-    execute(administrator(running), "CREATE DATABASE crafted")
-    execute(administrator(running, "crafted"), CRAFTED)
+    postgres, backup, administrator = Layout.load(running.home).postgres, tmp_path / "backup", Server(running.settings)
+    administrator.execute("CREATE DATABASE crafted")
+    execute({**running.settings.conninfo(user="postgres"), "dbname": "crafted"}, CRAFTED)
     for name in ("airflow", "crafted"):
         with (tmp_path / name).open("wb") as dump:
             backups._run(postgres, "pg_dump", ["--format=custom", f"--dbname={name}"], stdout=dump)
@@ -92,6 +88,6 @@ def test_a_damaged_useless_or_crafted_dump_changes_nothing(
         backups.restore(running.settings, backup)
 
     monkeypatch.undo()
-    assert execute(administrator(running), "SELECT datname FROM pg_database WHERE datname LIKE 'tidegate_restored%'") == []
+    assert administrator.execute("SELECT datname FROM pg_database WHERE datname LIKE 'tidegate_restored%'") == []
     with StateStore.connect(running.settings) as store:
         assert [lag.pipeline for lag in store.lag(["tally"])] == ["tally"]
