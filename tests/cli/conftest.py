@@ -36,7 +36,6 @@ class CommandLine:
         return in_process.run(arguments, whole, self.settings.home)
 
     def refused(self, *arguments: str, exit_code: int = 2, **environment: str) -> str:
-        """Run a command that does nothing; return what it says."""
         done = self(*arguments, **environment)
         assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
         return done.stderr

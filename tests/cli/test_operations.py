@@ -30,8 +30,7 @@ def _revenue(shops: CommandLine) -> dict[str, tuple[int, int]]:
 def test_a_paused_pipeline_starts_no_run_until_it_is_resumed(tidegate: CommandLine) -> None:
     assert tidegate.json("resume", "flights") == {"pipeline": "flights", "paused": False, "already": True}
     first = tidegate.json("pause", "flights", "--reason", "the warehouse is moved.")
-    again = tidegate.json("pause", "flights", "--reason", "another reason")
-    for done, already in ((first, False), (again, True)):
+    for done, already in ((first, False), (tidegate.json("pause", "flights", "--reason", "another reason"), True)):
         assert (done["paused"], done["already"], done["paused_reason"]) == (True, already, "the warehouse is moved.")
     assert f"paused already, on {first['paused_at'][:10]}" in tidegate("pause", "flights", "--reason", "again").stderr
     runs = ("run flights", "trigger flights", "backfill flights --from-txid 1 --to-txid 2", "retry flights")
@@ -88,8 +87,7 @@ def test_a_retired_pipeline_is_refused_everywhere_and_goes_on_when_it_is_reinsta
         assert shops.json("reinstate", "orders") == {"pipeline": "orders", "retired": False, "already": already}
     assert shops.json("run", "orders")["committed"] == [2]
     assert _revenue(shops) == {"Lisbon": (2, 2250), None: (1, 5)}
-    actions = shops.json("inspect", "orders", "--txid", "2")["actions"]
-    assert [action["action"] for action in actions] == ["retire", "reinstate"]
+    assert [action["action"] for action in shops.json("inspect", "orders", "--txid", "2")["actions"]] == ["retire", "reinstate"]
 
 
 @pytest.mark.promise("error:AIRFLOW_UNAVAILABLE", "json:retry")

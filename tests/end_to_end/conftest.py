@@ -143,7 +143,6 @@ def waiting_process(settings: Settings, statement: str) -> psutil.Process:
 
     # One local port may belong to connections to several servers at once: both ends identify the process.
     ends = wait_for(ends_of_its_connection, f"waiting in {statement!r}")
-    clients = [c for c in psutil.net_connections("tcp") if c.raddr and (c.laddr.port, c.raddr.port) == ends]
-    (pid,) = {c.pid for c in clients}
+    (pid,) = {c.pid for c in psutil.net_connections("tcp") if c.raddr and (c.laddr.port, c.raddr.port) == ends}
     assert pid is not None, "the system hides whose connection this is"  # without a number, psutil means this very process
     return psutil.Process(pid)

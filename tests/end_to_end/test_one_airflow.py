@@ -149,7 +149,6 @@ def test_a_backlog_is_worked_off_by_a_chain_of_runs_with_a_batch_that_is_skipped
 @pytest.mark.promise("fault:airflow-loses-repeats-or-reorders-tasks:processing")
 @SEES_CONNECTIONS_OF_TASKS
 def test_a_batch_survives_killed_tasks(shop: Shop) -> None:
-    """One task dies before its seal, one in a commit that has changed the state."""
     shop.sell(1, "returns")
     run_id = shop.client.trigger("returns", {})
     with shop.held("seal"):
@@ -216,7 +215,6 @@ def test_every_view_is_accessible_and_fits_in_each_size_and_scheme(trouble: Trou
 
 @needs_chromium
 def test_mended_and_retried_it_commits_before_the_operators_eyes(shop: Shop, trouble: Trouble, operator: Visit) -> None:
-    """Put the file back, retry with a reason, watch; the page is not loaded again, and a double click acts once."""
     trouble.put_back()
     with operator.page(f"pipelines/orders/batches/{trouble.changed}") as page:
         page.evaluate("window.loadedOnce = true")

@@ -97,7 +97,6 @@ def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine,
 
 @pytest.mark.promise("fault:database-is-restored-copied-or-promoted:processing")
 def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None:
-    """Commits that had not reached it may be lost, so a person decides; the message has what the witness knows."""
     standby = tmp_path / "standby"
     machine.copy(machine.data, standby)
     (standby / "standby.signal").touch()

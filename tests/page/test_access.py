@@ -50,10 +50,7 @@ def token_of(secret: str, *, expires_in: int = 600) -> str:
 
 @pytest.mark.promise("security:user-of-airflow-on-operator-page")
 def test_every_route_asks_for_a_login(visit: Visit) -> None:
-    """None, forged, signed by another secret, or expired by the server's own; the only mount is of public files.
-
-    The body of such a request is not read.
-    """
+    """The only mount is of public files. The body of a request that is refused is not read."""
     assert [route.path for route in create_app().routes if isinstance(route, Mount)] == ["/assets"]
     for expires_in, status in ((600, 200), (-300, 401)):
         token = token_of(JWT_SECRET, expires_in=expires_in)

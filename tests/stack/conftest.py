@@ -28,8 +28,6 @@ from tidegate.state_store import Settings
 
 @dataclass(frozen=True)
 class Stack:
-    """One stack, seen by its operator and by the operating system."""
-
     home: Path
 
     @property
