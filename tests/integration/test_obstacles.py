@@ -204,7 +204,7 @@ class _Slow(io.BytesIO):
         self._pause = pause
 
     def read(self, size: int | None = -1) -> bytes:
-        if self.tell():
+        if self.tell() == 100:
             self._pause()
         return super().read(100 if self.tell() == 0 else size)
 
