@@ -23,8 +23,8 @@ from tests.mutants.catalogue import PROTOCOL, ROOMS
 from tests.mutants.copied_checkout import CopiedCheckout
 from tests.mutants.planted_fault import DoesNotApply, Mutant
 
-# Tests of these folders need no more of a stack than its Postgres.
-OF_POSTGRES = ("tests/unit/", "tests/integration/", "tests/conformance/")
+# Tests of these folders and files need no more of a stack than its Postgres.
+OF_POSTGRES = ("tests/unit/", "tests/integration/", "tests/conformance/", "tests/sources/test_postgres_")
 SECONDS = 300  # for the tests of one fault; what takes longer hangs
 KILLED, SURVIVED, HUNG, INVALID, NOT_RUN = "killed", "SURVIVED", "killed by timeout", "INVALID", "not run"
 
