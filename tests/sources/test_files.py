@@ -344,7 +344,7 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
     assert inbox.rows(pipeline) == [{"name": "a", "lines": 300, "amount": 300}]
 
 
-# New columns: one that a producer adds and nobody declares is told with the first txid that has it, or halts its batch.
+# New columns: one that a producer adds and is not declared is reported with the first txid that has it, or halts its batch.
 
 FORMATS = ("csv", "json", "parquet")
 OVER: dict[str, Any] = {format: Files("inbox", f"**/*.{format}", format, SCHEMA, max_files=9) for format in FORMATS}

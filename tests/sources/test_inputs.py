@@ -74,9 +74,12 @@ def test_merged_inputs_count_each_row_once(inbox: Inbox, routing: str) -> None:
     (inbox.settings.home / "a/000.csv").touch()
     (inbox.settings.home / "b/000.csv").touch()
     assert inbox.run(merged, "touched") == []
+    inbox.put("b", [(9, "N9")], columns=("amount", "name"))
+    assert inbox.run(merged, "second", routing=steps.ROUTINGS[routing]) == [4]
+    assert inbox.counts(merged) == summed([*rows, ("N9", 9)])
     with StateStore.connect(inbox.settings) as store, store.engine.connect() as connection:
         names = connection.scalars(sa.text("SELECT name FROM tidegate.source_file ORDER BY name")).all()
-    assert names == [f"{name}/00{number}.csv" for name in "ab" for number in range(3)]
+    assert names == [f"{name}/00{number}.csv" for name, count in (("a", 3), ("b", 4)) for number in range(count)]
 
 
 def test_equal_rows_of_two_inputs_have_different_hashes(inbox: Inbox) -> None:

@@ -19,7 +19,7 @@ from tidegate.jobs.sources.postgres.late_rows import (
     check_times,
     gaps_of,
 )
-from tidegate.jobs.sources.postgres.refused_queries import check_functions
+from tidegate.jobs.sources.postgres.refused_queries import check_query
 from tidegate.jobs.sources.postgres.seen_by_plans import PartitionTables, attached, check_attached, partitions_of, snapshot_of
 from tidegate.jobs.sources.postgres.settled_rows import highest_key, settled_by_clock, settled_by_sequence
 from tidegate.jobs.sources.postgres.source import PostgresTable
@@ -110,7 +110,7 @@ class PostgresCoordinator(Coordinator):
         with transaction(connection) as cursor:
             check_primary(cursor, query)
             origin = read_origin(cursor, query, SourceUnreadable)
-            check_functions(cursor, query, origin)
+            check_query(cursor, query, origin)
             timeline = read_timeline(cursor)
             if previous is not None:
                 check_same_origin(query, previous.get("origin"), origin, source.generation)

@@ -39,8 +39,8 @@ _TEXT = re.compile(r"E'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'", re.DOTALL)
 _ADVICE = "Write the function's query into that of the PostgresTable"
 
 
-def check_functions(cursor: Any, query: TableQuery, origin: Origin) -> None:
-    """Refuse a query or view that reads no table, whose rows depend on others, or come from functions that may read tables.
+def check_query(cursor: Any, query: TableQuery, origin: Origin) -> None:
+    """Refuse a query or view that reads no table, or whose rows depend on others, on chance or the clock, or on unseen tables.
 
     Raises: SourceUnreadable.
     """
@@ -84,8 +84,10 @@ def _varying(cursor: Any, nodes: list[dict[str, Any]]) -> str | None:
         return "a TABLESAMPLE"
     written = [each for node in nodes for value in node.values() for each in (value if isinstance(value, list) else [value])]
     code = " ".join(_QUOTED.sub('""', _TEXT.sub("''", each)) for each in written if isinstance(each, str))
-    cursor.execute(_VARYING, [[name for schema, name in _CALL.findall(code) if schema in ("", "pg_catalog")]])
-    varying = {name for (name,) in cursor.fetchall()} | set(_CLOCK.findall(code))
+    varying = set(_CLOCK.findall(code))
+    if called := [name for schema, name in _CALL.findall(code) if schema in ("", "pg_catalog")]:
+        cursor.execute(_VARYING, [called])
+        varying |= {name for (name,) in cursor.fetchall()}
     return min(varying, default=None)
 
 

@@ -35,11 +35,12 @@ _ORDERED = (*_DRAWN, "date", "timestamp", "timestamp_ntz")
 class PostgresTable(Source):
     """A table or a query of Postgres, each row read exactly once, in the order of its key.
 
-    `table` is written as in SQL: ``orders``, ``shop.orders``, ``"Shop"."Orders"``. `query` is one SELECT without LIMIT. Its
-    conditions, and those of a view, have to be on columns that never change, and not on the clock, a setting, or rows of
-    another table that come later: a row that they admit later would come after its range was read. Nor may the key itself be
-    changed, or be drawn again by setval after its rows were deleted. A query names its tables itself: those that a function
-    reads are not seen, and functions that return rows are refused.
+    `table` is written as in SQL: ``orders``, ``shop.orders``, ``"Shop"."Orders"``. `query` is one SELECT without LIMIT,
+    TABLESAMPLE, or functions of Postgres itself for chance and the clock. Its conditions, and those of a view, have to be on
+    columns that never change, and not on the clock, a setting, or rows of another table that come later: a row that they admit
+    later would come after its range was read. Nor may the key itself be changed, or be drawn again by setval after its rows
+    were deleted. A query names its tables itself: those that a function reads are not seen, and functions that return rows are
+    refused.
 
     `schema` maps columns, by their exact names, to Spark types; a double may be a decimal. A value that does not fit fails
     the batch with its column and key. The key's columns must be in the schema and should have an index.

@@ -153,13 +153,13 @@ MUTANTS = (
         "SELECT own.relation[- UNION SELECT relid FROM pg_partition_ancestors(own.relation)-]",
         "test_a_partition_is_held_back_by_writers_through_its_parent",
     ),
-    REFUSED_QUERIES("a-query-of-chance-is-read", "I12", "check_functions")(
+    REFUSED_QUERIES("a-query-of-chance-is-read", "I12", "check_query")(
         "if varying := [-_varying(cursor, nodes)-]{+None+}:", "test_tables_that_would_lose_rows_are_refused"
     ),
     REFUSED_QUERIES("the-clock-is-taken-for-a-value-of-a-row", "I12", "_varying")(
-        "[- | set(_CLOCK.findall(code))-]", "test_tables_that_would_lose_rows_are_refused"
+        "varying = set([-_CLOCK.findall(code)-]{+()+})", "test_tables_that_would_lose_rows_are_refused"
     ),
-    REFUSED_QUERIES("tables-within-a-function-are-not-seen", "I12", "check_functions")(
+    REFUSED_QUERIES("tables-within-a-function-are-not-seen", "I12", "check_query")(
         "in cursor.fetchall(){+ if not name+}]:", "test_tables_that_would_lose_rows_are_refused"
     ),
     LATE("a-server-that-was-restored-is-read-on", "I11", "check_in_time")(
