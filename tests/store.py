@@ -4,7 +4,7 @@ Tests import them from here, and `Settings`, `StateStore` and the errors from `t
 """
 
 from tidegate.state_store import store
-from tidegate.state_store.attempt import attempts
+from tidegate.state_store.attempt import attempts, heartbeats
 from tidegate.state_store.attempt.attempts import NO_TASK, AirflowTry, Attempt, StagedPartition, Tracked
 from tidegate.state_store.attempt.staging_tables import digest_statement
 from tidegate.state_store.base import errors, project

@@ -16,15 +16,13 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
+from tidegate.state_store.attempt.heartbeats import is_silent, seconds_since
 from tidegate.state_store.base.errors import AttemptFenced, SourceChanged
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger import tables, undeclared_columns
 from tidegate.state_store.ledger.batches import unknown_batch
 
 FENCED = AttemptFenced("").code
-# An attempt sends heartbeats every few seconds. After a silence this long its process is taken for dead or suspended, and other
-# processes stop waiting for it. If it is alive after all, the fence keeps it from committing.
-LONGEST_SILENCE_SECONDS = 60
 NO_TASK = -1  # the task attempt of rows that no Spark task wrote: those of Spark begin at 0
 
 
@@ -206,22 +204,9 @@ def session_columns() -> list[sa.ColumnElement[Any]]:
     return [has_session, sa.func.coalesce(a.session == OWN_SESSION, sa.false())]
 
 
-def is_silent(seconds: float | None) -> bool:
-    """Return whether no heartbeat has come for long: the attempt's process is taken for dead or suspended.
-
-    A clock that was set back makes the silence negative: then nothing is known of it, so the attempt is not silent.
-    """
-    return seconds is not None and seconds >= LONGEST_SILENCE_SECONDS
-
-
 def is_open(attempt: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return whether an attempt has not ended."""
     return sa.and_(attempt.c.sealed_at.is_(None), attempt.c.failed_at.is_(None))
-
-
-def seconds_since(moment: sa.ColumnElement[datetime]) -> sa.ColumnElement[float]:
-    """Return how long ago a moment was by the database's clock, which goes on during a transaction."""
-    return sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp() - moment), sa.Float)
 
 
 def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:

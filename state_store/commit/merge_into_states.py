@@ -28,13 +28,13 @@ from tidegate.state_store.attempt.attempts import LockedBatch, StagedPartition
 from tidegate.state_store.base.errors import GuardMismatch, Overflow
 from tidegate.state_store.commit import author_checks, author_updates, event_windows, merge_expressions
 from tidegate.state_store.commit.author_updates import UpdateBatch
+from tidegate.state_store.commit.bad_records import move_into_quarantine
 from tidegate.state_store.commit.combine_batches import MEMORY_MIB, combined, keeps_whole_rows
 from tidegate.state_store.commit.event_windows import EventTime
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import is_too_large_row
 from tidegate.state_store.declarations.column_spec import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, Staged, StateSpec
-from tidegate.state_store.ledger import tables
 from tidegate.state_store.states import partitions, range_partitions, state_tables
 from tidegate.state_store.states.state_tables import StagedBatch
 
@@ -64,7 +64,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[Lock
     Raises: GuardMismatch, Unprocessed, CheckFailed, DeclarationInvalid; for several batches also IntegrityError if one of them
     might fail by itself, as a row has another writer or a sum comes near the limit of its type. Then merge them one by one.
     """
-    bad_records = _move_bad_records(connection, spec, batches) if spec.quarantines else [0] * len(batches)
+    set_aside = _move_bad_records(connection, spec, batches) if spec.quarantines else [0] * len(batches)
     checked = {batch.txid: author_checks.checked_batch(connection, spec, batch) for batch in batches if spec.checks}
     keys = [0] * len(batches)
     partials: list[dict[str, sa.Select[Any]]] = [{} for _ in batches]
@@ -77,31 +77,14 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[Lock
     for batch, of_states in zip(batches, partials, strict=True):
         if batch.txid in checked:
             author_checks.evaluate(connection, replace(checked[batch.txid], staged=of_states))
-    return [Merged(*counts) for counts in zip(keys, bad_records, strict=True)]
+    return [Merged(*counts) for counts in zip(keys, set_aside, strict=True)]
 
 
 def _move_bad_records(connection: Connection, spec: PipelineSpec, batches: Sequence[LockedBatch]) -> list[int]:
     """Move the bad records that the newest attempts have sealed into quarantine, all or none; return their number by batch."""
     staged = QuarantineSpec(spec.name)
     recounted = _recount(connection, spec, staged, batches)
-    return [_move_sealed(connection, staged, batch, sealed) for batch, sealed in zip(batches, recounted, strict=True)]
-
-
-def _move_sealed(connection: Connection, staged: QuarantineSpec, batch: LockedBatch, sealed: Sequence[StagedPartition]) -> int:
-    if not sealed:
-        return 0
-    stage = state_tables.staging_table_of(staged, batch.txid, batch.attempt)
-    names = [column.name for column in staged.columns]
-    records = sa.select(
-        sa.literal(batch.pipeline),
-        sa.literal(batch.txid, sa.BigInteger),
-        sa.func.row_number().over(order_by=(stage.c.origin, stage.c.payload)),
-        *(stage.c[name] for name in names),
-    ).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
-    moved: int = connection.execute(
-        insert(tables.quarantine).from_select(["pipeline", "txid", "number", *names], records)
-    ).rowcount
-    return moved
+    return [move_into_quarantine(connection, staged, batch, sealed) for batch, sealed in zip(batches, recounted, strict=True)]
 
 
 def _merge_state(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from tidegate.state_store.attempt import attempts, staging_tables
+from tidegate.state_store.attempt import attempts, heartbeats, staging_tables
 from tidegate.state_store.base.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
 from tidegate.state_store.connections import statement_text
 from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS
@@ -203,15 +203,15 @@ def _check_not_in_work(connection: Connection, pipeline: str, committed: int) ->
     open_batches = sa.select(b.txid).where(b.pipeline == pipeline, b.txid >= committed).order_by(b.txid)
     connection.execute(open_batches.with_for_update(key_share=True))
     open_attempts = connection.execute(
-        sa.select(a.txid, a.attempt, a.owner, attempts.seconds_since(a.seen_at).label("silent_seconds"))
+        sa.select(a.txid, a.attempt, a.owner, heartbeats.seconds_since(a.seen_at).label("silent_seconds"))
         .where(a.pipeline == pipeline, a.txid >= committed, attempts.is_open(tables.attempt))
         .order_by(a.txid)
     ).all()
-    if alive := next((one for one in open_attempts if not attempts.is_silent(one.silent_seconds)), None):
+    if alive := next((one for one in open_attempts if not heartbeats.is_silent(one.silent_seconds)), None):
         raise AttemptNotSealed(
             f"{pipeline} is at work: attempt {alive.attempt} at txid {alive.txid}, by {alive.owner}. Let no other run begin "
             f"(tidegate pause {pipeline} --reason ...), and retire it when this one has ended; or end its process, which "
-            f"counts as gone after {attempts.LONGEST_SILENCE_SECONDS} s."
+            f"counts as gone after {heartbeats.LONGEST_SILENCE_SECONDS} s."
         )
 
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import JSONB
 
-from tidegate.state_store.attempt import attempts
+from tidegate.state_store.attempt import attempts, heartbeats
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import cursors, tables, undeclared_columns
 from tidegate.state_store.read_ledger.batch_phases import UNCOMMITTED, Phase
@@ -130,7 +130,7 @@ def _silences() -> sa.ScalarSelect[Any]:
     a, c = tables.attempt.c, tables.cursor.c
     after_cursor = sa.select(a.txid, a.seen_at, a.sealed_at, a.failed_at).where(a.pipeline == c.pipeline, a.txid > c.txid)
     later = after_cursor.order_by(a.txid).limit(MOST_SILENCES).correlate(tables.cursor).subquery()
-    by_txid = sa.func.jsonb_object_agg(later.c.txid, attempts.seconds_since(later.c.seen_at), type_=JSONB)
+    by_txid = sa.func.jsonb_object_agg(later.c.txid, heartbeats.seconds_since(later.c.seen_at), type_=JSONB)
     return sa.select(by_txid).where(attempts.is_open(later)).scalar_subquery()
 
 

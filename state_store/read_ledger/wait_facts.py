@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from tidegate.state_store.attempt import attempts
+from tidegate.state_store.attempt import attempts, heartbeats
 from tidegate.state_store.base.errors import HoleDetected, TidegateError
 from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.ledger.commit_witness import Mark, Witness
@@ -47,7 +47,7 @@ class Try(NamedTuple):
     @property
     def is_silent(self) -> bool:
         """Whether no heartbeat has come for long."""
-        return attempts.is_silent(self.silent_seconds)
+        return heartbeats.is_silent(self.silent_seconds)
 
 
 class WaitingBatch(NamedTuple):
@@ -106,7 +106,7 @@ class RegisteredPipeline(NamedTuple):
     def in_work(self) -> int | None:
         """The first uncommitted txid with an attempt that still sends heartbeats."""
         silences = (self.silences or {}).items()
-        return min((int(txid) for txid, seconds in silences if not attempts.is_silent(seconds)), default=None)
+        return min((int(txid) for txid, seconds in silences if not heartbeats.is_silent(seconds)), default=None)
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[
 def _tries(connection: Connection, batches: Sequence[tuple[str, int]]) -> dict[tuple[str, int], list[Try]]:
     b, a = tables.batch.c, tables.attempt.c
     newest = (
-        sa.select(*(a[name] for name in Try._fields[:-2]), attempts.seconds_since(a.seen_at).label("silent_seconds"))
+        sa.select(*(a[name] for name in Try._fields[:-2]), heartbeats.seconds_since(a.seen_at).label("silent_seconds"))
         .add_columns(sa.func.left(a.error, ERROR_CHARACTERS).label("error"))
         .where(tables.same_batch(tables.attempt, tables.batch))
         .order_by(a.attempt.desc())

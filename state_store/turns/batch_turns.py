@@ -1,8 +1,7 @@
 """Turns: which batches may begin or commit, wait to be merged together, or have another process at work.
 
 One statement reads the facts without a lock, pure functions decide. Everything here is a hint that saves work or waiting; what
-counts is checked under locks. A sealed batch waits a little for others that are being processed: merged together, they take
-less time.
+counts is checked under locks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,10 +17,7 @@ from tidegate.state_store.attempt import attempts
 from tidegate.state_store.attempt.attempts import AttemptRow
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import with_current_attempt
-
-# A ready batch waits for this multiple of the last merge's duration: a long time after a large merge, hardly any after a small
-# one. It never waits longer than the limit, even if the machine's clock was changed since the last merge or the seal.
-MERGE_PATIENCE_FACTOR, LONGEST_MERGE_WAIT_SECONDS = 3, 180
+from tidegate.state_store.turns.wait_to_merge import has_waited_enough
 
 
 @dataclass(frozen=True)
@@ -142,9 +138,8 @@ def _may_commit(facts: TurnFacts) -> bool:
     unended = facts.unended_txid
     is_coming = unended is not None and has_room(unended, facts.committed, facts.window)
     others_are_coming = is_coming and not is_held(facts.unended_attempt, facts.paused_at)
-    patience = min(MERGE_PATIENCE_FACTOR * (facts.last_merge_seconds or 0), LONGEST_MERGE_WAIT_SECONDS)
-    # A negative time means that the clock was set back: the time waited is unknown, so the batch waits no longer.
-    return facts.commits_alone or not others_are_coming or not 0 <= facts.newest.sealed_seconds < patience
+    has_waited = has_waited_enough(facts.newest.sealed_seconds, facts.last_merge_seconds or 0)
+    return facts.commits_alone or not others_are_coming or has_waited
 
 
 def _read(connection: Connection, statement: sa.Select[Any], waiting: Sequence[tuple[str, int]]) -> Iterator[TurnFacts]:

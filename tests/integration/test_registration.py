@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.integration.conftest import ROW, TALLY, Tally, TallyOf, contents, holding, until
-from tests.store import PipelineSpec, StateReader, attempts, errors, range_partitions, registration, retirement
+from tests.store import PipelineSpec, StateReader, attempts, errors, heartbeats, range_partitions, registration, retirement
 from tidegate import migrations
 from tidegate.explain.why import explain
 from tidegate.jobs import Changes, Count, FixedBatches, History, Inputs, Pipeline, PostgresTable, Ranges, Rows, State, Update
@@ -143,7 +143,7 @@ def test_a_process_that_began_before_is_fenced(busy: Tally, owner: StateStore) -
     staged = [busy.stage(late, "per_shop", ROW)]
     says = r"tally is at work: attempt 1 at txid 3, by test\. Let no other run begin"
     busy.refuses(errors.AttemptNotSealed, says, lambda: retire(owner))
-    busy.sql(f"UPDATE tidegate.attempt SET seen_at = now() - interval '{attempts.LONGEST_SILENCE_SECONDS + 1} s'")
+    busy.sql(f"UPDATE tidegate.attempt SET seen_at = now() - interval '{heartbeats.LONGEST_SILENCE_SECONDS + 1} s'")
     assert retire(owner).uncommitted == 2
     assert [status.phase for status in busy.store.batch_statuses("tally")] == ["committed", "processed", "failed"]
     for _ in range(2):

@@ -155,7 +155,7 @@ from tidegate.jobs.registry import pipeline_names
 assert len(DagBag("dags").dags) == len(pipeline_names())
 """,
     "a lookup": """
-from tidegate.commands.show import inspect_verbs
+from tidegate.commands.show import inspect_verb
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store.states import key_lookup
 find_pipeline("flights")

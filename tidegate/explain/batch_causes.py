@@ -199,7 +199,7 @@ class BatchCauses:
         return self._of(batch, "FAILED_BEFORE", story, advice=advice, **known)
 
     def _in_work(self, batch: "WaitingBatch", newest: "Try") -> Cause:
-        from tidegate.state_store.attempt.attempts import LONGEST_SILENCE_SECONDS  # noqa: PLC0415 - loads SQLAlchemy
+        from tidegate.state_store.attempt.heartbeats import LONGEST_SILENCE_SECONDS  # noqa: PLC0415 - loads SQLAlchemy
 
         by = newest.owner
         if newest.airflow_run_id is not None:

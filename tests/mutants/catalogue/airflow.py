@@ -6,6 +6,7 @@ TRIGGER = in_file("dags/batch_trigger.py")
 DISPATCH = in_file("dags/dispatch.py")
 TASKS = in_file("dags/batch_tasks.py")
 TURNS = in_file("state_store/turns/batch_turns.py")
+WAIT_TO_MERGE = in_file("state_store/turns/wait_to_merge.py")
 PIPELINE = in_file("jobs/pipeline.py")
 AIRFLOW_REPORT = in_file("tidegate/explain/airflow_report.py")
 SUPERVISOR = in_file("tidegate/stack/supervisor.py")
@@ -72,8 +73,8 @@ MUTANTS = (
         "test_turns_open_in_order_and_wait_only_for_batches_that_come",
         "test_no_step_of_a_retired_pipeline_goes_on",
     ),
-    TURNS("a-clock-that-was-set-back-keeps-a-batch-waiting", "I20", "_may_commit")(
-        "not [-0 <= -]facts.newest.sealed_seconds < patience", "test_turns_open_in_order_and_wait_only_for_batches_that_come"
+    WAIT_TO_MERGE("a-clock-that-was-set-back-keeps-a-batch-waiting", "I20", "has_waited_enough")(
+        "not [-0 <= -]sealed_seconds < patience", "test_turns_open_in_order_and_wait_only_for_batches_that_come"
     ),
     TURNS("a-batch-waits-for-others-outside-the-window", "I20", "_may_commit")(
         "unended is not None[- and has_room(unended, facts.committed, facts.window)-]",

@@ -7,7 +7,7 @@ VERDICTS = in_file("state_store/commit/verdicts.py")
 RECORD = in_file("state_store/commit/commit_record.py")
 ACTIONS = in_file("state_store/operate/recorded_actions.py")
 ANSWER_DEADLINES = in_file("state_store/connections/answer_deadlines.py")
-ATTEMPTS_PY = in_file("state_store/attempt/attempts.py")
+HEARTBEATS = in_file("state_store/attempt/heartbeats.py")
 
 
 MUTANTS = (
@@ -98,7 +98,7 @@ MUTANTS = (
         "if [-attempt.quarantined_rows and not spec.quarantines-]{+False+}:",
         "test_bad_records_do_not_vanish_with_the_policy_that_set_them_aside",
     ),
-    ATTEMPTS_PY("a-silent-attempt-is-waited-for", "I20", "is_silent")(
+    HEARTBEATS("a-silent-attempt-is-waited-for", "I20", "is_silent")(
         "seconds >= {+60 * +}LONGEST_SILENCE_SECONDS", "test_only_a_sealed_attempt_commits"
     ),
     VERDICTS("an-attempt-never-takes-too-long", "I20", "check_sealed")(

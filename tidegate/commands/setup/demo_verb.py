@@ -7,7 +7,7 @@ import click
 from tidegate import output, sample_data
 from tidegate.commands.act import run_verbs
 from tidegate.commands.setup import stack_verbs
-from tidegate.commands.show import inspect_verbs
+from tidegate.commands.show.inspect_verb import inspect
 from tidegate.jobs.registry import pipeline_names
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.base.settings import Settings
@@ -42,8 +42,8 @@ def demo(context: click.Context) -> None:
     for pipeline in PIPELINES:
         context.invoke(run_verbs.trigger, pipeline=pipeline, wait=True)
     for pipeline, state in PIPELINES.items():
-        context.invoke(inspect_verbs.inspect, pipeline=pipeline, state=state, limit=10)
-    context.invoke(inspect_verbs.inspect, pipeline="flights", limit=10)
+        context.invoke(inspect, pipeline=pipeline, state=state, limit=10)
+    context.invoke(inspect, pipeline="flights", limit=10)
     settings = Settings.load()
     output.say(
         NEXT_STEPS.format(

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict
 
-from tidegate.explain.batch_report import Outcome, outcome
+from tidegate.explain.attempt_outcome import Outcome, outcome
 from tidegate.explain.why import Why, explain
 from tidegate.page import PREFIX, access, ledger_connection
 from tidegate.page.shared_models import LARGEST, WITHOUT_NUL, Action, Number, Txid

@@ -1,12 +1,13 @@
-"""A report on one batch for people: its input, attempts with times and rows, its commit, operators' actions."""
+"""What `inspect --txid` prints of one batch: its input, attempts with times and rows, its commit, operators' actions."""
 
 import itertools
 import textwrap
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tidegate import output
+from tidegate.explain.attempt_outcome import outcome
 
 if TYPE_CHECKING:
     from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 TEXT_CHARACTERS = 84
 
 Row = dict[str, Any]
-Outcome = Literal["committed", "skipped", "failed", "fenced", "sealed", "in work"]
 
 
 def show(history: "BatchHistory") -> None:
@@ -109,19 +109,6 @@ def _duration(begun: datetime | None, ended: datetime | None) -> str | None:
         return f"{seconds:.2f} s"
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def outcome(attempt: Row, history: "BatchHistory") -> Outcome:
-    """Return what has become of an attempt."""
-    commit = history.commit
-    if commit is not None and commit["attempt"] == attempt["attempt"]:
-        return "skipped" if commit["skipped_reason"] is not None else "committed"
-    is_newest = attempt["attempt"] == history.status.attempt
-    if not is_newest and (attempt["failed_at"] is None or attempt["error"].startswith("ATTEMPT_FENCED")):
-        return "fenced"
-    if attempt["failed_at"] is not None:
-        return "failed"
-    return "sealed" if attempt["sealed_at"] is not None else "in work"
 
 
 def _show_source(metadata: "SourceMetadata", of: str = "") -> None:
