@@ -88,7 +88,7 @@ def test_a_database_that_cannot_be_used_says_why(tally: Tally, settings: Setting
         migrations.upgrade(settings, [])
     refuses(errors.StoreUnavailable, r"Start it \(tidegate up\) or check PGHOST and PGPORT", pg_port=1)
     refuses(errors.AccessRefused, 'database "gone" does not exist', pg_database="gone")
-    refuses(errors.AccessRefused, "", pg_user="unknown_user")
+    refuses(errors.AccessRefused, "unknown_user", pg_user="unknown_user")
     refuses(errors.AccessRefused, "password", pg_passfile=Path("/nonexistent"))
 
     # A file's name or a reason with a character that the database lacks would halt a pipeline, later.

@@ -288,6 +288,7 @@ GIVE = """
 """
 
 
+@pytest.mark.filterwarnings("error::sqlalchemy.exc.SAWarning")
 def test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one(shops: Shops, counted: jobs.Pipeline) -> None:
     shops.ask(GIVE)
     before = shops.ask(GIVEN)

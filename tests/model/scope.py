@@ -38,6 +38,13 @@ class Move(NamedTuple):
         return f"{self.step}{self.of}"
 
 
+class Reached(NamedTuple):
+    """How a scene was reached first, and from which ones it is reached by moves that are neither faults nor an operator's."""
+
+    by: tuple[Scene, Move] | None
+    back: list[Scene]
+
+
 class Walk:
     """Visits every scene that can be reached if at most so many batches are planned; checks each of them, and each move.
 
@@ -46,22 +53,22 @@ class Walk:
 
     def __init__(self, world: World, txids: int, faults: int) -> None:
         first = Scene(world, (None,) * ACTORS, faults)
-        self.scenes: dict[Scene, tuple[Scene, Move] | None] = {first: None}  # each with a move that leads to it
+        self.scenes = {first: Reached(None, [])}
         self.moves = 0
         self._txids = txids
-        self._back: dict[Scene, list[Scene]] = {}  # by moves that are neither faults nor those of an operator
         waiting = deque([first])
         while waiting:
             scene = waiting.popleft()
             for move in moves(scene, txids):
                 self.moves += 1
                 after = canonical(move.after)
-                is_new = after not in self.scenes
-                if is_new:
-                    self.scenes[after] = scene, move
+                reached = self.scenes.get(after)
+                is_new = reached is None
+                if reached is None:
+                    reached = self.scenes[after] = Reached((scene, move), [])
                     waiting.append(after)
                 if after.faults == scene.faults and not move.step.startswith(("skip", "redo")):
-                    self._back.setdefault(after, []).append(scene)
+                    reached.back.append(scene)
                 try:
                     check(scene.world, move, is_new=is_new)
                 except AssertionError as broken:
@@ -70,8 +77,8 @@ class Walk:
     def path(self, scene: Scene) -> list[str]:
         """Return the moves by which a scene was reached first: as few as possible."""
         steps: list[str] = []
-        while (reached := self.scenes[scene]) is not None:
-            scene, move = reached
+        while (by := self.scenes[scene].by) is not None:
+            scene, move = by
             steps.append(str(move))
         return steps[::-1]
 
@@ -80,7 +87,7 @@ class Walk:
         reached = {s for s in self.scenes if s.world.cursor == len(s.world.batches) == self._txids}
         waiting = deque(reached)
         while waiting:
-            new = set(self._back.get(waiting.popleft(), ())) - reached
+            new = set(self.scenes[waiting.popleft()].back) - reached
             reached |= new
             waiting.extend(new)
         return [scene for scene in self.scenes if scene not in reached]
@@ -163,14 +170,15 @@ def canonical(scene: Scene) -> Scene:
             is_newest = number == len(batch.attempts) and (txid >= world.cursor or txid in worked_at)
             if number == committed or (is_newest and txid >= world.cursor):
                 is_silent, damage = own.is_silent and own.phase == "open", "" if number == committed else own.damage
-                kept.append(own._replace(is_silent=is_silent, damage=damage))  # no step asks for the rest once it has ended
+                is_same = (is_silent, damage) == (own.is_silent, own.damage)  # as most are: a copy takes long
+                kept.append(own if is_same else own._replace(is_silent=is_silent, damage=damage))  # no step asks for the rest
             elif is_newest or (txid, number) in scene.actors:
                 kept.append(core.Attempt(batch.input, batch.continues, 1, own.phase, own.is_staged))
             else:
                 continue
             places[txid, number] = (txid, len(kept))
-        batches.append(batch._replace(attempts=tuple(kept)))
-        if committed:
+        batches.append(batch if tuple(kept) == batch.attempts else batch._replace(attempts=tuple(kept)))
+        if committed and places[txid, committed][1] != committed:
             commits[txid - 1] = world.commits[txid - 1]._replace(attempt=places[txid, committed][1])
     actors = tuple(sorted((places[at] if at else None for at in scene.actors), key=lambda at: at or (0, 0)))
     return Scene(world._replace(batches=tuple(batches), commits=tuple(commits)), actors, scene.faults)
