@@ -21,7 +21,8 @@ from pyspark.sql import types as T
 from tidegate.jobs.compute.partials.rows_to_partials import aggregate, counter_of
 from tidegate.jobs.compute.sessions.session import application_of, interruptible
 from tidegate.jobs.compute.shortcuts import SAFE, Route, Routing, choose, is_flagged, is_untouched
-from tidegate.jobs.compute.stage import bad_records, row_tracking, stage_partials
+from tidegate.jobs.compute.stage import bad_records, row_tracking, stage_partials, waiting_records
+from tidegate.jobs.compute.stage.record_checks import with_checks
 from tidegate.jobs.compute.stage.row_tracking import RowSums, Tracker, check_complete, is_followed
 from tidegate.jobs.compute.stage.stage_partials import NeedsExecutors, StagedRows
 from tidegate.jobs.compute.transform.run_transform import Frames, apply_transform, check_united, check_used
@@ -71,7 +72,7 @@ def stage_batch(
         with store.queried_states(pipeline.spec) as states:
             computed = _Computation(store, pipeline, attempt, emitter, spark, states).run(routing)
         if QUARANTINED in attempt.source_metadata:
-            bad_records.check_all_read(attempt, attempt.source_metadata[QUARANTINED], computed.emitted.rows)
+            waiting_records.check_all_read(attempt, attempt.source_metadata[QUARANTINED], computed.emitted.rows)
             emitter.verify_replay(attempt)
         else:
             emitter.verify_batch(attempt, attempt.source_metadata)
@@ -156,7 +157,7 @@ class _Computation:
         checked = {
             name: replace(
                 part,
-                rows=bad_records.with_checks(bad_records.with_input(part.rows, name), pipeline.check_of(name), checked_states),
+                rows=with_checks(bad_records.with_input(part.rows, name), pipeline.check_of(name), checked_states),
             )
             for name, part in parts.items()
             if part.role == "input"
@@ -164,10 +165,10 @@ class _Computation:
         return {**parts, **checked}
 
     def _waiting(self, name: str, emitter: Emitter) -> DataFrame:
-        blocks = 1 + self._attempt.source_metadata[QUARANTINED] // bad_records.ROWS_PER_BLOCK
+        blocks = 1 + self._attempt.source_metadata[QUARANTINED] // waiting_records.ROWS_PER_BLOCK
         conninfo, tasks = conninfo_of_tasks(self._store.settings), min(blocks, self._store.settings.staging_connections)
-        reader = bad_records.WaitingReader(conninfo, self._pipeline.name, self._attempt.txid, tasks, of=name)
-        return bad_records.waiting_records(self._spark, emitter, reader)
+        reader = waiting_records.WaitingReader(conninfo, self._pipeline.name, self._attempt.txid, tasks, of=name)
+        return waiting_records.waiting_records(self._spark, emitter, reader)
 
     def _pass(self, parts: Mapping[str, BatchPart]) -> _Computed:
         if self._route.follows_partials is not None:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from tidegate.state_store.attempt.heartbeats import is_silent, seconds_since
+from tidegate.state_store.attempt import heartbeats
 from tidegate.state_store.base.errors import AttemptFenced, SourceChanged
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger import tables, undeclared_columns
@@ -124,15 +124,13 @@ class AttemptRow(NamedTuple):
     @property
     def is_silent(self) -> bool:
         """Whether no heartbeat has come for long."""
-        return is_silent(self.silent_seconds)
+        return heartbeats.is_silent(self.silent_seconds)
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it has not ended, sends heartbeats, and its process has a session, which ends with the process.
-
-        Through a connection pooler, an idle process may have none, and be taken for dead.
-        """
-        return self.sealed_at is None and self.failed_at is None and not self.is_silent and self.has_session
+        """Whether it has not ended, and its process is alive."""
+        is_alive = heartbeats.is_alive(self.silent_seconds, has_session=self.has_session)
+        return self.sealed_at is None and self.failed_at is None and is_alive
 
     @property
     def is_at_work_elsewhere(self) -> bool:
@@ -191,7 +189,7 @@ def lock_sealed(connection: Connection, pipeline: str, after: int, most: int) ->
 def attempt_columns() -> list[sa.ColumnElement[Any]]:
     """Return the columns of `AttemptRow`, of a statement that reads ``attempt``."""
     a = tables.attempt.c
-    since = map(seconds_since, (a.started_at, a.seen_at, a.sealed_at))
+    since = map(heartbeats.seconds_since, (a.started_at, a.seen_at, a.sealed_at))
     return [*(a[name] for name in AttemptRow._fields[:-5]), *since]
 
 

@@ -17,6 +17,14 @@ def is_silent(seconds: float | None) -> bool:
     return seconds is not None and seconds >= LONGEST_SILENCE_SECONDS
 
 
+def is_alive(silent_seconds: float | None, *, has_session: bool) -> bool:
+    """Return whether a process sends heartbeats, and has a session at this server, which ends with the process.
+
+    Through a connection pooler, an idle process may have no session, and be taken for dead.
+    """
+    return not is_silent(silent_seconds) and has_session
+
+
 def seconds_since(moment: sa.ColumnElement[datetime]) -> sa.ColumnElement[float]:
     """Return how long ago a moment was by the database's clock, which goes on during a transaction."""
     return sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp() - moment), sa.Float)

@@ -5,7 +5,6 @@ from tests.mutants.planted_fault import in_file
 FILE = in_file("state_store/turns/begin_attempt.py")
 TURNS = in_file("state_store/turns/batch_turns.py")
 COMMIT_FACTS = in_file("state_store/commit/commit_facts.py")
-ATTEMPTS_PY = in_file("state_store/attempt/attempts.py")
 STORE = in_file("state_store/store.py")
 WORKER = in_file("jobs/engine/worker.py")
 
@@ -67,10 +66,10 @@ MUTANTS = (
         "test_an_attempt_starts_only_where_the_protocol_lets_it_or_has_its_reason",
         "test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order",
     ),
-    ATTEMPTS_PY(
-        "a-killed-process-holds-its-batch-until-it-falls-silent", "limit:LONGEST_SILENCE_SECONDS", "AttemptRow.is_at_work"
+    in_file("state_store/attempt/heartbeats.py")(
+        "a-killed-process-holds-its-batch-until-it-falls-silent", "limit:LONGEST_SILENCE_SECONDS", "is_alive"
     )(
-        "not self.is_silent[- and self.has_session-]",
+        "not is_silent(silent_seconds)[- and has_session-]",
         "test_an_attempt_starts_only_where_the_protocol_lets_it_or_has_its_reason",
         "test_a_process_that_is_gone_holds_no_other_up",
     ),

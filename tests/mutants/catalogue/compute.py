@@ -7,6 +7,7 @@ STATES = in_file("jobs/states.py")
 WINDOW_PIECES = in_file("jobs/compute/partials/window_pieces.py")
 DECLARED_COLUMNS = in_file("jobs/compute/partials/declared_columns.py")
 BAD_RECORDS = in_file("jobs/compute/stage/bad_records.py")
+WAITING = in_file("jobs/compute/stage/waiting_records.py")
 PURITY = in_file("jobs/compute/transform/transform_purity.py")
 ANSWERS = in_file("jobs/compute/transform/state_query_answers.py")
 HISTORY_VIEW = in_file("state_store/states/history_state_view.py")
@@ -33,7 +34,7 @@ MUTANTS = (
     BAD_RECORDS("a-record-that-waits-loses-digits-of-a-second", "decision:0012", MODULE)(
         '"timestampFormat": "yyyy-MM-dd\'T\'HH:mm:ss.SSS[-SSS-]XXX"', "test_a_record_that_waited_has_lost_nothing"
     ),
-    BAD_RECORDS("a-column-that-was-renamed-becomes-null", "decision:0012", "_rows_kept_by_columns")(
+    WAITING("a-column-that-was-renamed-becomes-null", "decision:0012", "_rows_kept_by_columns")(
         "(F.size(more) > [-0-]{+1000+})", "test_a_record_that_waited_has_lost_nothing"
     ),
     PURITY("sql-may-draw-random-numbers", "I11", "_impure_in_sql")(

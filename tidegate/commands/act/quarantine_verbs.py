@@ -125,13 +125,13 @@ def _try(settings: Settings, pipeline: "Pipeline", original: "Original", mended:
     """Try whether a replay would take the mended record; the ledger keeps it in any case."""
     from tidegate.jobs.compute.sessions.executor_artifacts import modules_of  # noqa: PLC0415
     from tidegate.jobs.compute.sessions.session import spark_session  # noqa: PLC0415
-    from tidegate.jobs.compute.stage import bad_records as records  # noqa: PLC0415 - loads pyspark, which other verbs do without
+    from tidegate.jobs.compute.stage import waiting_records  # noqa: PLC0415 - loads pyspark, which other verbs do without
 
     try:
         modules, packages = modules_of(pipeline), pipeline.source.executor_packages
         with spark_session(settings, pipeline.name, modules=modules, packages=packages) as spark:
             emitter = emitter_of(pipeline.source, spark, settings)
-            return _Tried(still_bad=records.describe_fault(spark, pipeline, emitter, original, mended))
+            return _Tried(still_bad=waiting_records.describe_fault(spark, pipeline, emitter, original, mended))
     except Exception as error:  # noqa: BLE001 - whatever Spark, or an author's source, raises: the mended record is kept
         return _Tried(untried=str(error).partition("\n")[0])
 
