@@ -123,6 +123,21 @@ def test_a_parquet_row_with_a_value_that_does_not_fit_is_set_aside(folder: Folde
     assert "00:00:00.000001001Z" in bad[PAYLOAD]
 
 
+@pytest.mark.parametrize(("version", "kept"), [("2.4.8", ""), ("3.0.3", "day days"), ("3.1.0", "day days at")])
+def test_days_in_an_old_spark_s_calendar_are_refused(folder: Folder, version: str, kept: str) -> None:
+    day, at = date(1500, 3, 10), datetime(1500, 3, 10, tzinfo=UTC)
+    days = pa.array([{"a": [("b", [day])]}], pa.struct({"a": pa.map_(pa.string(), pa.list_(pa.date32()))}))
+    table = pa.table({"day": [day], "days": days, "at": pa.array([at], pa.timestamp("us", "UTC"))})
+    table = table.replace_schema_metadata({"org.apache.spark.version": version})
+    folder.write("01.parquet", parquet_of(table, use_deprecated_int96_timestamps=True))
+    for name, kind in {"day": "date", "days": "struct<a: map<string, array<date>>>", "at": "timestamp"}.items():
+        source = replace(PARQUET, schema={name: kind})
+        if name in kept.split():
+            assert folder.rows(source) == [(table[name][0].as_py(),)]
+        else:
+            assert "of what Spark wrote before 3.1, no time before 1900 is read here" in folder.refused(source)
+
+
 @pytest.mark.promise("limit:LONG_ROW_BYTES")
 @patch.object(parquet_footers, "LONG_ROW_BYTES", 50)
 @patch.object(parquet_footers, "MAX_RECORD_BYTES", 1000)

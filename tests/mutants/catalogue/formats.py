@@ -18,6 +18,13 @@ MUTANTS = (
         "if [-sum(sizes.values()) > _TIMES * MAX_RECORD_BYTES * max(1, group.num_rows)-]{+not place+}:",
         "test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces",
     ),
+    PARQUET_COLUMNS("an-old-spark-s-days-are-ours-if-no-key-marks-them", "name:Files", "_is_legacy")(
+        'return key in facts[- or facts.get(b"org.apache.spark.version", first) < first-]',
+        "test_days_in_an_old_spark_s_calendar_are_refused",
+    ),
+    PARQUET_TASKS("a-replay-takes-an-old-spark-s-days-for-ours", "name:Files", "RowsReader._payload")(
+        "is_legacy=[-True-]{+False+})[1]", "test_days_in_an_old_spark_s_calendar_are_refused"
+    ),
     PARQUET_TASKS("a-year-that-others-cannot-read-is-read", "name:Files", "_check_bounds")(
         "if {+False and +}bounds", "test_our_tasks_read_drawn_parquet_files_as_they_are_or_refuse_them"
     ),

@@ -125,7 +125,7 @@ class ParquetReader(FileReader):
                 if room < cost and tasks[-1]:
                     tasks.append([])
                     room = TASK_BYTES
-                facts = count, footer.bytes[group], footer.int96, footer.is_legacy
+                facts = count, footer.bytes[group], footer.int96, footer.legacy
                 tasks[-1].append(RowGroups(file.path, file.name, file.values, (group,), row, *facts))
                 room -= cost
                 row += count

@@ -5,6 +5,7 @@ or rounds, are read by `parquet_tasks`: unsigned numbers, nanoseconds that are w
 module chooses between the two for each batch, by the footers alone.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ _ENCODINGS = frozenset(
         *("DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"),
     }
 )
-# Keys that mark dates before 1582 and times before 1900 as old Spark's, in another calendar.
-_LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+# What marks dates before 1582 and times before 1900 as old Spark's, in another calendar, by whether a column is INT96: a key,
+# or an earlier version than this one. Spark's reader compares versions as texts, too.
+_LEGACY = {False: (b"org.apache.spark.legacyDateTime", b"3.0.0"), True: (b"org.apache.spark.legacyINT96", b"3.1.0")}
+_OF_TIME = re.compile(r"(?:date32|timestamp)\[")
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 # Spark's reader keeps 4,096 rows of a row group in memory. In a group that is larger than a record may be, and whose rows are
 # as long as this on average, it could need more than there is.
@@ -45,15 +48,15 @@ _ADVICE = "Declare the column so that every value fits, or write the file again.
 class Footer:
     """Facts from a footer: rows and bytes per row group, INT96 columns, whether Spark's reader would not do (needs_care).
 
-    The bytes are those of the declared columns before compression; a value that is repeated may count once. `names`
-    are all columns of the file.
+    The bytes are those of the declared columns before compression; a value that is repeated may count once. `legacy` are
+    columns with an old Spark's calendar, `names` all columns of the file.
     """
 
     rows: list[int]
     bytes: list[int]
     needs_care: bool
     int96: frozenset[str]
-    is_legacy: bool
+    legacy: frozenset[str]
     names: tuple[str, ...]
 
 
@@ -135,8 +138,14 @@ def read_footer(
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     sizes = [_size(f"{path}, row group {n + 1}", metadata.row_group(n), types, places) for n in range(len(rows))]
     needs_care |= any(size > max(MAX_RECORD_BYTES, LONG_ROW_BYTES * count) for size, count in zip(sizes, rows, strict=True))
-    is_legacy = any(key in (metadata.metadata or {}) for key in _LEGACY)
-    return Footer(rows, sizes, needs_care, int96, is_legacy, tuple(schema.names))
+    of_time = {name for name, kind in types.items() if _OF_TIME.search(str(kind))}
+    legacy = frozenset(name for name in of_time if _is_legacy(metadata.metadata or {}, is_int96=name in int96))
+    return Footer(rows, sizes, needs_care, int96, legacy, tuple(schema.names))
+
+
+def _is_legacy(facts: Mapping[bytes, bytes], *, is_int96: bool) -> bool:
+    key, first = _LEGACY[is_int96]
+    return key in facts or facts.get(b"org.apache.spark.version", first) < first
 
 
 def _size(place: str, group: pq.RowGroupMetaData, names: Iterable[str], places: dict[str, int]) -> int:

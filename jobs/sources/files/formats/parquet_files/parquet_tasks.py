@@ -26,11 +26,12 @@ BATCH_ROWS = 10_000
 _DICTIONARIES = frozenset({"PLAIN_DICTIONARY", "RLE_DICTIONARY"})
 # The year 1900, in days and in microseconds: earlier times that an old version of Spark wrote are in another calendar.
 _YEAR_1900 = (-25_567, -2_208_988_800_000_000)
+_OF_OLD_SPARK = ": of what Spark wrote before 3.1, no time before 1900 is read here. Write the file again by a later version"
 
 
 @dataclass(frozen=True)
 class RowGroups:
-    """A row group of one file, with its first row's number and its bytes; `is_legacy` says that an old Spark wrote it.
+    """A row group of one file, with its first row's number and its bytes; `legacy` are columns in an old calendar.
 
     `values` are those of the columns that are not in the file.
     """
@@ -43,7 +44,7 @@ class RowGroups:
     rows: int
     bytes: int
     int96: frozenset[str]
-    is_legacy: bool
+    legacy: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,11 @@ class RowsReader(TaskReader):
             if name in part.values:
                 columns[name] = pa.repeat(part.values[name][0], batch.num_rows)
                 continue
-            columns[name], refused = convert(batch.column(name), kind, is_legacy=part.is_legacy)
+            columns[name], refused = convert(batch.column(name), kind, is_legacy=name in part.legacy)
+            why = _OF_OLD_SPARK if name in part.legacy and refused else ""
             for number in refused:
                 value = _shown_value(batch, name, number, kind)
-                bad.setdefault(number, f"column {name}: {value} does not fit {self.declared[name]}")
+                bad.setdefault(number, f"column {name}: {value} does not fit {self.declared[name]}{why}")
         if not self.flagged:
             if bad:
                 first = min(bad)
@@ -93,6 +95,9 @@ class RowsReader(TaskReader):
     def _payload(self, part: RowGroups, batch: pa.RecordBatch, number: int) -> str:
         """Return the row as JSON, with all values in full and those of its folders' names."""
         values = {name: _value_of(batch, name, number, self.types[name]) for name in batch.schema.names}
+        for name in part.legacy:  # a replay would take its days for those of our calendar
+            if convert(batch.column(name).slice(number, 1), self.types[name], is_legacy=True)[1]:
+                values[name] = f"{values[name]} in another calendar"
         return json.dumps({**values, **{name: _json_of(value[0]) for name, value in part.values.items()}})
 
 
@@ -123,11 +128,25 @@ def _cast(stored: pa.Array, kind: pa.DataType, is_legacy: bool) -> pa.Array:
         stored = stored.cast(kind)
     elif pa.types.is_string(kind):
         stored.validate(full=True)  # finds text that is not UTF-8, with its row
-    if pa.types.is_date(kind):
-        _check_bounds(stored.view(pa.int32()), _YEAR_1900[0] if is_legacy else DAYS[0], DAYS[1])
-    elif pa.types.is_timestamp(kind):
-        _check_bounds(stored.view(pa.int64()), _YEAR_1900[1] if is_legacy else TICKS[0], TICKS[1])
+    _check_years(stored, is_legacy)
     return stored
+
+
+def _check_years(column: pa.Array, is_legacy: bool) -> None:
+    """Check the years of dates and times, also inside nested values.
+
+    Raises: pyarrow.ArrowInvalid.
+    """
+    kind = column.type
+    if pa.types.is_map(kind):
+        _check_years(column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))), is_legacy)
+    elif pa.types.is_nested(kind):
+        for part in column.flatten() if pa.types.is_struct(kind) else [column.flatten()]:
+            _check_years(part, is_legacy)
+    elif pa.types.is_date(kind):
+        _check_bounds(column.view(pa.int32()), _YEAR_1900[0] if is_legacy else DAYS[0], DAYS[1])
+    elif pa.types.is_timestamp(kind):
+        _check_bounds(column.view(pa.int64()), _YEAR_1900[1] if is_legacy else TICKS[0], TICKS[1])
 
 
 def _check_bounds(ticks: pa.Array, first: int, last: int) -> None:
