@@ -63,6 +63,7 @@ def ready(facts: CommitFacts, spec: PipelineSpec) -> list[BatchFacts]:
         if (
             batch.locked.skip_reason is not None
             or batch.locked.halted_at is not None
+            or batch.locked.txid != facts.cursor.txid + 1 + len(together)  # I3: of equal digests, any continues any
             or batch_input.continues != continued
             or (together and rows > MAX_ROWS_TOGETHER)
         ):

@@ -5,13 +5,15 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import BIGINT_MAX, ROW, TALLY, Execute, Row, Tally, TallyOf, holding, listening, merge_steps
+from tests.batches import Row
+from tests.integration.conftest import BIGINT_MAX, ROW, TALLY, Execute, Tally, TallyOf, holding, listening, merge_steps, until
 from tests.store import MAX_BATCHES_TOGETHER, Commit, StateSpec, combine_batches, encode_metadata, errors
 from tidegate import migrations
 from tidegate.jobs import Avg, Count, Files, Max, Min, Newest, Pipeline, State, Sum, Variance
@@ -275,6 +277,23 @@ def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, se
     assert [ready(), ready()] == [[5, 6], []]
     assert tally.commit(7).skipped_reason == "no use"
     assert tally.state() == [("a", 6, 6, 1, 1, 6)]
+
+
+@pytest.mark.promise("I3")
+def test_a_batch_that_is_processed_again_meanwhile_is_not_passed_over(tally: Tally, waiting: Callable[[], int]) -> None:
+    """All have the same metadata, as replays of one record each have: the third continues the first as well."""
+    tally.store.open_batches(tally.spec, "run", [], None, [encode_metadata({"files": []})] * 3)
+    for txid in (1, 2, 3):
+        tally.process(txid, ROW)
+    committing = []
+
+    def commit(*_: object) -> None:
+        committing.append(threads.submit(tally.commit_ready))
+        until(lambda: waiting() == 1)
+
+    with ThreadPoolExecutor(1) as threads, listening(tally.store, "commit", commit, once=True):
+        tally.start(2, mode="restage")
+    assert committing[0].result() == [1]
 
 
 @pytest.mark.promise("limit:MERGE_PATIENCE_FACTOR", "performance:ready-batch-waits-for-others-up-to", "decision:0005")

@@ -142,6 +142,9 @@ def test_batches_are_merged_together_up_to_the_first_that_is_not_ready() -> None
         assert set(chosen[:count]) <= {"ready", "large"}
         assert count == 1 or sum(sizes[:count]) <= most
         assert count == 3 or chosen[count] in of_kinds or (together and sum(sizes[: count + 1]) > most)
+    first, _, third = (batch(txid, **ready) for txid in (3, 4, 5))
+    third = replace(third, row=third.row._replace(previous_digest=digest(3)))
+    assert verdicts.ready(facts(OPAQUE, 2, first, third), OPAQUE) == [first], "4, which was not locked, has the metadata of 3"
 
 
 NEW = {

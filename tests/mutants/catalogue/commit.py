@@ -70,6 +70,10 @@ MUTANTS = (
     VERDICTS("a-ready-batch-need-not-continue-the-one-before", "I12", "ready")(
         "or [-batch_input.continues != continued-]{+False+}", "test_later_batches_follow_a_batch_that_is_planned_again"
     ),
+    VERDICTS("a-ready-batch-need-not-be-the-next", "I3", "ready")(
+        "or [-batch.locked.txid != facts.cursor.txid + 1 + len(together)-]{+False+}  # I3",
+        "test_batches_are_merged_together_up_to_the_first_that_is_not_ready",
+    ),
     VERDICTS("a-halted-batch-commits-with-others", "I19", "ready")(
         "or [-batch.locked.halted_at is not None-]{+False+}", "test_the_sequence_ends_at_the_first_batch_that_is_not_ready"
     ),
