@@ -25,7 +25,14 @@ from tidegate.state_store.connections import lock_holders
 from tidegate.state_store.connections.executor_connections import connect
 from tidegate.state_store.connections.postgres_errors import translate
 from tidegate.state_store.declarations.column_spec import ColumnType
-from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata, StateSpec, check_of, followed_as
+from tidegate.state_store.declarations.pipeline_spec import (
+    SourceKind,
+    SourceMetadata,
+    StateSpec,
+    check_of,
+    followed_as,
+    taken_over,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,8 +48,13 @@ SELECT c.txid, p.declaration, coalesce((
     WHERE s.pipeline = c.pipeline AND s.state IN (%(state)s, %(state)s || '_changes', %(state)s || '_final')
 ), 0) FROM tidegate.cursor c JOIN tidegate.pipeline p USING (pipeline) WHERE c.pipeline = %(pipeline)s
 """
-# The identity of a commit: after a restore has lost it, a new commit of the same txid has another one.
-_COMMIT = "SELECT attempt || ' ' || (committed_at AT TIME ZONE 'UTC') FROM tidegate.commit WHERE pipeline = %s AND txid = %s"
+# The identity of a commit, and when a rebuild last took the place of what it wrote: after a restore has lost it, a new commit
+# of the same txid has another one.
+_COMMIT = """
+SELECT concat_ws(' ', attempt, committed_at AT TIME ZONE 'UTC', (
+    SELECT max(retired_at) AT TIME ZONE 'UTC' FROM tidegate.pipeline WHERE retired_by = %s AND retired_reason = %s
+)) FROM tidegate.commit WHERE pipeline = %s AND txid = %s
+"""
 _COUNTS = "SELECT txid, count(*) FROM {table} WHERE txid > %s AND txid <= %s GROUP BY txid ORDER BY txid"
 
 
@@ -285,7 +297,7 @@ def _divide(counts: list[tuple[int, int]], last: int, source: Changes) -> tuple[
 
 def _commit(connection: Any, source: Changes, txid: int) -> str | None:
     with connection.cursor() as cursor:
-        cursor.execute(_COMMIT, [source.pipeline, txid])
+        cursor.execute(_COMMIT, [*taken_over(source.pipeline), source.pipeline, txid])
         row = cursor.fetchone()
     return row[0] if row else None
 
@@ -301,8 +313,9 @@ def _check_history(connection: Any, source: Changes, metadata: SourceMetadata) -
     if _commit(connection, source, to) != metadata["commit"]:
         raise SourceChanged(
             f"Changes({source.of!r}): pipeline {source.pipeline} has lost its commit of txid {to}, which was followed, or has "
-            "made it again: its database was restored without this one, or the txid was redone without this pipeline (tidegate "
-            "redo --without). Restore both from the same backup; or begin again with a new pipeline and states."
+            "made it again: its database was restored without this one, the txid was redone without this pipeline (tidegate "
+            "redo --without), or its states were rebuilt. Restore both from the same backup; or begin again with a new "
+            "pipeline and states."
         )
 
 

@@ -454,6 +454,11 @@ def rebuilt_name(name: str, version: int) -> str:
     return f"{name}__v{version}"
 
 
+def taken_over(pipeline: str) -> tuple[str, str]:
+    """Return by whom, and why, a rebuild is retired that has taken a pipeline's place; followers look for when that was."""
+    return "tidegate migrate", f"its states have taken the place of those of {pipeline}"
+
+
 def rebuilt_by(declaration: Mapping[str, Any]) -> RebuildName | None:
     """Return what a registered pipeline rebuilds; None if it is no rebuild: then not all of its states end like its name."""
     found = rebuild_named(declaration["name"])

@@ -22,6 +22,7 @@ from tidegate.state_store.declarations.pipeline_spec import (
     SourceMetadata,
     rebuilt_by,
     rebuilt_name,
+    taken_over,
 )
 from tidegate.state_store.ledger import batches, cursors, followers, schema_revision, tables
 from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput, position_of
@@ -125,8 +126,10 @@ def _why_never(connection: Connection, before: PipelineSpec, spec: PipelineSpec)
     if any(query.pipeline == spec.name for query in spec.queries):
         return "its transform reads its own states, by their names."
     for other in followers.others(connection, spec.name):
-        if spec.name in other.read_pipelines:
-            return f"{other.name} follows or reads its states, and would not learn that they are others now."
+        if read := other.read_pipelines & {spec.name, rebuild.name}:
+            its = "its states" if spec.name in read else f"the states of {rebuild.name}"
+            learn = "would not learn that they are others now: retire it first, if it can be spared."
+            return f"{other.name} follows or reads {its}, and {learn}"
     return None
 
 
@@ -334,15 +337,15 @@ def take_place(connection: Connection, spec: PipelineSpec) -> None:
         table_swap.move_notes(connection, spec.name, state, rebuilt)
     _move_outcomes(connection, spec, rebuild)
     s, p = tables.state_table.c, tables.pipeline.c
-    why = f"its states have taken the place of those of {spec.name}"
+    by, why = taken_over(spec.name)
     connection.execute(
         sa.update(tables.pipeline)
         .where(p.pipeline == rebuild.name)
-        .values(retired_at=sa.func.now(), retired_by="tidegate migrate", retired_reason=why)
+        .values(retired_at=sa.func.now(), retired_by=by, retired_reason=why)
     )
     connection.execute(sa.update(tables.state_table).where(s.pipeline == rebuild.name).values(dropped_at=sa.func.now()))
     last = cursors.committed(connection, spec.name)
-    write_action(connection, rebuild.name, last, "retire", "tidegate migrate", why)
+    write_action(connection, rebuild.name, last, "retire", by, why)
 
 
 def _move_open_replays(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests import steps
+from tests.integration.conftest import owner
 from tests.sources.in_process import SCHEMA, Folder, counted_here, folder, raises
 from tests.sources.shop import shop, shops
 from tidegate.jobs import Count, Pipeline, State, Sum
@@ -15,7 +16,7 @@ from tidegate.jobs.sources import Source
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
 
-__all__ = ["counted_here", "folder", "shop", "shops"]  # fixtures
+__all__ = ["counted_here", "folder", "owner", "shop", "shops"]  # fixtures
 
 PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
 

@@ -11,7 +11,7 @@ from tests.conftest import register_pipelines
 from tests.sources.conftest import PER_NAME, Inbox
 from tests.sources.in_process import SCHEMA, raises, twin
 from tests.statements import execute
-from tests.store import Redo, cursors, project, range_partitions, registration
+from tests.store import HOME_VARIABLE, Redo, Request, cursors, project, range_partitions, registration
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Files, Inputs, Pipeline, Rows, State, Sum
 from tidegate.jobs.sources import changes
@@ -193,6 +193,28 @@ def test_what_is_lost_of_what_is_followed_is_noticed(inbox: Inbox, upstream: Pip
     execute(owner, DELETE)
     with pytest.raises(SourceChanged, match=r"has 1 row\(s\) in txids 2 to 2, but 2 when the batch was planned"):
         steps.process(inbox.settings, follower, 2, owner="test")
+
+
+@pytest.mark.promise("I1")
+def test_a_follower_does_not_go_on_over_states_that_were_rebuilt(
+    inbox: Inbox, upstream: Pipeline, owner: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was retired meanwhile. What follows the rebuild itself keeps that from taking its place."""
+    monkeypatch.setenv(HOME_VARIABLE, str(inbox.settings.home))
+    (inbox.settings.home / "pipelines").mkdir()
+    commit_files(inbox, upstream, FILES[0])
+    inbox.run(follow(inbox), "first")
+    changed = replace(upstream, version=2, transform=twin(lambda rows: rows[""] * 2))
+    owner.retire("follower", Request("me", "in the way"))
+    owner.begin_rebuild(changed.spec)
+    inbox.run(changed.rebuild(), "rebuild")
+    inbox.register(Pipeline("compared", Changes("inbox__v2.per_name__v2"), {"compared": State({}, {"amount": Sum("amount")})}))
+    with pytest.raises(DeclarationChanged, match=r"compared follows or reads the states of inbox__v2, .*: retire it first"):
+        migrations.upgrade(inbox.settings, [changed.spec])
+    owner.retire("compared", Request("me", "compared"))
+    migrations.upgrade(inbox.settings, [changed.spec])
+    owner.reinstate("follower", "me", "the rebuild has ended")
+    raises(SourceChanged, lambda: inbox.run(follow(inbox), "second"), "or its states were rebuilt")
 
 
 @pytest.mark.promise("limit:Changes.max_txids")

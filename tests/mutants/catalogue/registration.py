@@ -113,7 +113,7 @@ MUTANTS = (
         "if state.updates{+ and not state+}:", "test_what_would_count_twice_or_see_other_states_is_not_rebuilt"
     ),
     REBUILDS_PY("a-reader-gets-other-states-unnoticed", "I24", "_why_never")(
-        "if spec.name in other.read_pipelines{+ and not spec+}:",
+        "if read := other.read_pipelines & {[-spec.name, -]rebuild.name}:",
         "test_what_would_count_twice_or_see_other_states_is_not_rebuilt",
     ),
     REBUILDS_PY("a-rebuilt-state-is-open-to-every-reader", "I24", "begin")(

@@ -250,6 +250,9 @@ MUTANTS = (
         'cursor.execute("SET LOCAL row_security = [-off-]{+on+}")',
         "test_a_follower_stops_before_it_plans_a_range_that_lacks_changes",
     ),
+    CHANGES("a-follower-goes-on-over-a-rebuild", "I1", MODULE)(
+        "SELECT max([-retired_at-]{+paused_at+})", "test_a_follower_does_not_go_on_over_states_that_were_rebuilt"
+    ),
     SOURCE_CONNECTION("a-limit-of-the-source-s-server-ends-a-read", "I20", MODULE)(
         "SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN {+('none') AND name IN +}",
         "test_a_source_is_read_without_the_limits_of_its_server",
