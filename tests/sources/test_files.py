@@ -106,6 +106,14 @@ def test_a_bad_record_is_refused_with_file_and_line(folder: Folder) -> None:
         assert folder.refused(source).startswith(f"{file}{message}"), content[:80]
 
 
+def test_a_parquet_uuid_is_no_text(folder: Folder) -> None:
+    ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"AAAABBBBCCCCDDDD"], pa.binary(16)))
+    folder.write("01.parquet", parquet_of(pa.table({"id": ids, "of": pa.StructArray.from_arrays([ids], ["id"])})))
+    for schema in ({"id": "string"}, {"of": "struct<id: string>"}):
+        assert "A UUID is 16 bytes and no text: declare binary" in folder.refused(replace(PARQUET, schema=schema))
+    assert folder.rows(replace(PARQUET, schema={"id": "binary"})) == [(b"AAAABBBBCCCCDDDD",)]
+
+
 def test_a_column_that_a_parquet_file_lacks_is_refused_or_declared_null(folder: Folder) -> None:
     folder.write("1.parquet", parquet_of(rows_of(("a", 1)).select(["amount"])))
     folder.write("2.parquet", parquet_of(pa.table({"other": [4]})))

@@ -22,6 +22,10 @@ MUTANTS = (
         'return key in facts[- or facts.get(b"org.apache.spark.version", first) < first-]',
         "test_days_in_an_old_spark_s_calendar_are_refused",
     ),
+    PARQUET_COLUMNS("a-uuid-is-its-bytes-as-text", "name:Files", "_storage_fits")(
+        "_fits(stored.storage_type, kind)[- and not (stored == pa.uuid() and pa.types.is_string(kind))-]",
+        "test_a_parquet_uuid_is_no_text",
+    ),
     PARQUET_TASKS("a-replay-takes-an-old-spark-s-days-for-ours", "name:Files", "RowsReader._payload")(
         "is_legacy=[-True-]{+False+})[1]", "test_days_in_an_old_spark_s_calendar_are_refused"
     ),

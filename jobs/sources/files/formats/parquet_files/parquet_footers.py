@@ -138,9 +138,12 @@ def read_footer(
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     sizes = [_size(f"{path}, row group {n + 1}", metadata.row_group(n), types, places) for n in range(len(rows))]
     needs_care |= any(size > max(MAX_RECORD_BYTES, LONG_ROW_BYTES * count) for size, count in zip(sizes, rows, strict=True))
+    return Footer(rows, sizes, needs_care, int96, _legacy(metadata.metadata or {}, types, int96), tuple(schema.names))
+
+
+def _legacy(facts: Mapping[bytes, bytes], types: Mapping[str, pa.DataType], int96: Collection[str]) -> frozenset[str]:
     of_time = {name for name, kind in types.items() if _OF_TIME.search(str(kind))}
-    legacy = frozenset(name for name in of_time if _is_legacy(metadata.metadata or {}, is_int96=name in int96))
-    return Footer(rows, sizes, needs_care, int96, legacy, tuple(schema.names))
+    return frozenset(name for name in of_time if _is_legacy(facts, is_int96=name in int96))
 
 
 def _is_legacy(facts: Mapping[bytes, bytes], *, is_int96: bool) -> bool:
@@ -198,7 +201,7 @@ def _without_lacking(types: dict[str, pa.DataType], names: list[str], may_lack: 
 
 
 def _misfit(path: Place, name: str, stored: str, kind: pa.DataType, declared: str) -> MalformedRecord:
-    advice = _ADVICE
+    advice = "A UUID is 16 bytes and no text: declare binary, or write texts." if "arrow.uuid" in stored else _ADVICE
     if "timestamp" in stored and pa.types.is_timestamp(kind):
         advice = (
             "A time without a zone is no instant: declare the column timestamp_ntz, or write it with a zone."
@@ -255,7 +258,7 @@ def _is_native(stored: Any, kind: Any) -> bool:
 def _fits(stored: Any, kind: Any) -> bool:
     """Return whether values of a type fit a declared one; some types are also checked value by value."""
     if isinstance(stored, pa.BaseExtensionType):
-        return _fits(stored.storage_type, kind)
+        return _storage_fits(stored, kind)
     if pa.types.is_dictionary(stored):
         return _fits(stored.value_type, kind)
     if pa.types.is_null(stored) or stored == kind:
@@ -273,6 +276,10 @@ def _fits(stored: Any, kind: Any) -> bool:
     if _is_binary(stored):  # old writers do not mark texts as text
         return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))
     return _all_inside(_fits, stored, kind)
+
+
+def _storage_fits(stored: Any, kind: Any) -> bool:
+    return _fits(stored.storage_type, kind) and not (stored == pa.uuid() and pa.types.is_string(kind))
 
 
 def _all_inside(holds: Callable[[Any, Any], bool], stored: Any, kind: Any) -> bool:
