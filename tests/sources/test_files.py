@@ -261,8 +261,9 @@ def test_another_source_of_files_is_another_declaration() -> None:
 
 
 def test_an_option_by_which_values_are_dropped_made_up_or_cut_off_is_refused() -> None:
-    times = [("timestampFormat", f"yyyy-MM-dd {form}") for form in ("hh:mm", "HH:mm:ss.SSSSSSSSS")]
-    for option, value in [("mode", "DROPMALFORMED"), ("dateFormat", "MM-dd"), *times]:
+    times = [("timestampFormat", f"yyyy-MM-dd {form}") for form in ("hh:mm", "HH:mm:ss.SSSSSSSSS", "HH:mm VV", "HH:mm[ z]")]
+    empty = [("lineSep", ""), ("escape", "")]
+    for option, value in [("mode", "DROPMALFORMED"), ("dateFormat", "MM-dd"), *times, *empty]:
         with pytest.raises(ValueError, match=f"cannot take the option (?i:{option})"):
             Files("inbox", format="csv", schema=SCHEMA, options={option: value})
 

@@ -6,6 +6,7 @@ CSV = in_file("jobs/sources/files/formats/records/csv_records.py")
 JSON = in_file("jobs/sources/files/formats/records/json_records.py")
 TEXT = in_file("jobs/sources/files/formats/records/text_records.py")
 TYPED = in_file("jobs/sources/files/formats/records/typed_values.py")
+OPTIONS = in_file("jobs/sources/files/formats/text_files/text_options.py")
 CONTENT = in_file("jobs/sources/files/content.py")
 PARQUET_COLUMNS = in_file("jobs/sources/files/formats/parquet_files/parquet_footers.py")
 PARQUET_TASKS = in_file("jobs/sources/files/formats/parquet_files/parquet_tasks.py")
@@ -83,6 +84,10 @@ MUTANTS = (
     TYPED("a-time-beyond-a-zone-s-tables-is-an-hour-off", "name:Files", "_to_instants")(
         "is_late = pc.fill_null(pc.greater_equal(pc.year(times), [-FIRST_YEAR_BY_RULE-]{+10_000+}), pa.scalar(False))",
         "test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past",
+    ),
+    OPTIONS("spark-chooses-a-moment-of-a-named-zone", "name:Files", "_wrong_with")(
+        "if {+False and +}all_letters & _NAMED_ZONES",
+        "test_an_option_by_which_values_are_dropped_made_up_or_cut_off_is_refused",
     ),
     CONTENT("a-byte-order-mark-is-data", "name:Files", "text_of")(
         "text = text.removeprefix(mark{+ * 2+})", "test_parsers_read_inputs_as_an_independent_reader_does"

@@ -65,8 +65,8 @@ class Grammar:
             plain = rb"(?:(?!" + re.escape(self.separator) + rb"|" + self.newline.pattern + rb")(?s:.))*+"
         if not self.quote:
             return re.compile(rb"(?P<quoted>(?!))|(?P<plain>" + plain + rb")")
-        quote, escape = re.escape(self.quote), re.escape(self.escape or self.quote)
-        if self.escape in (self.quote, b""):
+        quote, escape = re.escape(self.quote), re.escape(self.escape)
+        if self.escape == self.quote:
             inside = (
                 rb"(?:[^" + quote + rb"]++|" + quote + quote + rb")*+"
                 if len(self.quote) == 1
@@ -204,11 +204,11 @@ class _Splitter:
     def _end_of_passed(self, data: bytes, *, final: bool) -> tuple[int, bool]:
         """Return where a line ends, or up to where it certainly goes on; and whether it ends."""
         line_end = self._grammar.line_end
-        found = None if line_end == b"" else self._grammar.newline.search(data)
+        found = self._grammar.newline.search(data)
         if found and (final or line_end is not None or found.end() < len(data) or found.group() != b"\r"):
             return found.end(), True
-        if final or line_end == b"":
-            return len(data), final
+        if final:
+            return len(data), True
         # A line feed may follow a carriage return, or the rest of a longer line end.
         begun = int(data.endswith(b"\r")) if line_end is None else min(len(line_end) - 1, len(data))
         return len(data) - begun, False
@@ -251,10 +251,10 @@ class _Splitter:
 
     def _line_ends(self, data: bytes, *, final: bool) -> tuple[Positions, Positions]:
         """Return the start and end of each line end."""
-        if (line_end := self._grammar.line_end) is not None:
+        if self._grammar.line_end is not None:
             spans = [match.span() for match in self._grammar.newline.finditer(data)]
             begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
-            return begins, ends if line_end else begins
+            return begins, ends
         text = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(text == _LF) + 1
         if b"\r" not in data:

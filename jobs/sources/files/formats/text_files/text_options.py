@@ -19,6 +19,7 @@ KNOWN = {
 }
 # The letters of patterns with which Spark reads; it knows others that it only writes, and the year of weeks it refuses.
 _READ_BY_SPARK = frozenset("GyMLdDahKkHmsSVzOXxZ")
+_NAMED_ZONES = frozenset("Vz")
 _OF_THE_TIME = frozenset("ahKkHmsS")
 _OPTIONAL, _LITERAL = re.compile(r"\[[^\[\]]*\]"), re.compile(r"'[^']*'")
 
@@ -66,6 +67,9 @@ def check_options(format: str, options: Mapping[str, str]) -> None:
     for name in ("quote", "escape", "comment"):
         if len(by_name.get(name, "")) > 1:
             raise ValueError(f"cannot take the option {name}={by_name[name]!r}: use one character, or none.")
+    for name in ("escape", "linesep"):
+        if by_name.get(name) == "":
+            raise ValueError(f"cannot take the option {name}='': leave it out, or write a character.")
     for name in PATTERNS.values():
         if name in by_name and (reason := _wrong_with(by_name[name])):
             raise ValueError(f"cannot take the option {name}={by_name[name]!r}: {reason}.")
@@ -81,6 +85,8 @@ def _wrong_with(pattern: str) -> str | None:
     always, all_letters = letters_of(pattern)
     if unknown := sorted(all_letters - _READ_BY_SPARK):
         return f"Spark reads no dates or times with the letter {unknown[0]}; the year is y, the day of the month d"
+    if all_letters & _NAMED_ZONES:
+        return "Spark would choose or make up a moment where the clocks of a named zone change. Use an offset, such as XXX"
     if "S" * 7 in pattern:
         return "Spark would cut off what follows microseconds"
     if "y" not in always or not ("D" in always or ("d" in always and always & {"M", "L"})):

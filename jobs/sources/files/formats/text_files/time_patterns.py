@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from tidegate.jobs.sources.files.formats.text_files.text_options import PATTERNS, letters_of
 from tidegate.jobs.sources.files.formats.text_files.text_tasks import LocalTimes
 
-_ZONES = frozenset("VzOXxZ")
+_ZONES = frozenset("OXxZ")
 # What separates the values of a record for Spark, which gets records of one value: no text with it is of any pattern.
 _NO_TEXT = "\x01"
 _ELSEWHERE = "+01:00"  # any zone but UTC tells whether a text names its own
