@@ -61,6 +61,11 @@ def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past() -> None:
         assert (column.to_pylist()[:6], list(bad)) == ([*moments, None], [6, 7, 8])
 
 
+def test_a_float_is_the_nearest_one() -> None:
+    column, bad = typed_values.from_texts(parse_type("float"), pa.array(["1.00000017881393432617187499"]))
+    assert (column.to_pylist(), bad) == ([1.00000011920928955078125], {}), "as a double it is half-way to the next"
+
+
 GOOD = '{"name": "a", "amount": 1}\n'
 ONE_NAME, MONEY = {"schema": {"name": "string"}}, {"schema": {**SCHEMA, "amount": "decimal(10,2)"}}
 # Files that have a bad record: what they hold, and what is said of it.
@@ -104,6 +109,12 @@ def test_a_bad_record_is_refused_with_file_and_line(folder: Folder) -> None:
     for source, content, message in [*BAD_CSV, *BAD_JSON]:
         file = folder.write("1.csv.json", content)
         assert folder.refused(source).startswith(f"{file}{message}"), content[:80]
+
+
+def test_a_json_number_is_a_text_as_it_is_written(folder: Folder) -> None:
+    folder.write("1.json", '{"t": -0, "s": {"a": [-0, 0, -0.0, -1e1], "n": -0, "d": 7}}\n')
+    source = replace(JSON, schema={"t": "string", "s": "struct<a: array<string>, n: int, d: decimal(3,1)>"})
+    assert folder.rows(source) == [("-0", {"a": ["-0", "0", "-0.0", "-1e1"], "n": 0, "d": 7})]
 
 
 def test_a_parquet_uuid_is_no_text(folder: Folder) -> None:

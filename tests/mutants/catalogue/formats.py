@@ -74,6 +74,13 @@ MUTANTS = (
     JSON("minus-zero-loses-its-sign", "name:Files", "JsonParser._make_texts")(
         "elif type(value) is int[- and value-]:", "test_parsers_read_inputs_as_an_independent_reader_does"
     ),
+    JSON("minus-zero-loses-its-sign-inside-a-value", "name:Files", "JsonParser._prepared")(
+        'elif {+False and +}"string" in', "test_a_json_number_is_a_text_as_it_is_written"
+    ),
+    TYPED("a-float-is-rounded-twice", "name:Files", "_cast")(
+        "pc.cast(texts, [-kind.arrow)-]{+pa.float64()).cast(kind.arrow, safe=False)+}\n        is_named",
+        "test_a_float_is_the_nearest_one",
+    ),
     TYPED("a-long-decimal-becomes-another-number", "name:Files", "_short_decimals")(
         "[eE]|(?:\\d\\.?){[-39-]{+3900+}}", "test_parsers_read_inputs_as_an_independent_reader_does"
     ),

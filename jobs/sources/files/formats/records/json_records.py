@@ -12,7 +12,7 @@ from tidegate.jobs.sources.column_types import in_another_case, parse_type
 from tidegate.jobs.sources.files.formats.records import typed_values
 from tidegate.jobs.sources.files.formats.records.record_parser import RecordParser
 from tidegate.jobs.sources.files.formats.records.text_records import Chunk, Grammar
-from tidegate.jobs.sources.files.formats.records.typed_values import Constant, Number
+from tidegate.jobs.sources.files.formats.records.typed_values import Constant, Number, Whole
 
 GRAMMAR = Grammar(blanks=b" \t")
 PRETTY = (
@@ -24,7 +24,8 @@ _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _BETWEEN = re.compile(r'("(?:[^"\\]|\\.)*+")|[ \t\r\n]+')
 _NUMBERS = {"parse_float": Number, "parse_constant": Constant}
 _scan = json.JSONDecoder(**_NUMBERS).scan_once  # type: ignore[arg-type,attr-defined]
-_scan_exact = json.JSONDecoder(**_NUMBERS, parse_int=Number).scan_once  # type: ignore[arg-type,attr-defined]
+_scan_exact = json.JSONDecoder(**_NUMBERS, parse_int=Whole).scan_once  # type: ignore[arg-type,attr-defined]
+_MINUS_ZERO = re.compile(rb"-0(?!\d)")
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ class JsonParser(RecordParser):
         family = self.kinds[name].family
         if family == "text":
             self._make_texts(chunk, name, values)
+        elif "string" in self.kinds[name].name and _MINUS_ZERO.search(chunk.data):
+            for number, value in enumerate(values):
+                if value and _MINUS_ZERO.search(record := chunk.record(number)):  # an int would lose its sign
+                    values[number] = _scan_exact(record.decode().strip(_BLANKS), 0)[0][name]
         if family == "float" and self.by_spark:
             return [Constant(value) if value in _NO_NUMBERS else value for value in values]
         return values

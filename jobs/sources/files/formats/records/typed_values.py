@@ -75,11 +75,9 @@ def _cast(kind: SparkType, texts: pa.Array, zone: str) -> pa.Array:
     if kind.family == "integer":
         texts = pc.replace_substring_regex(texts, r"^\+", "")
     if kind.family == "float":
-        numbers = pc.cast(texts, pa.float64())
+        numbers = pc.cast(texts, kind.arrow)
         is_named = pc.match_substring_regex(texts, r"^[+-]?[NI]")
         _require(pc.or_(is_named, pc.is_finite(numbers)))  # 1e999 is out of range
-        numbers = numbers.cast(kind.arrow, safe=False)
-        _require(pc.or_(is_named, pc.is_finite(numbers)))
         return numbers
     if kind.family == "timestamp":
         return _timestamps(texts, zone)
@@ -159,6 +157,12 @@ def _require(conditions: pa.Array) -> None:
 
 class Number(str):
     """A JSON number as written, digit for digit."""
+
+    __slots__ = ()
+
+
+class Whole(Number):
+    """A number without point and exponent inside a nested value, where it is written otherwise than its int: -0."""
 
     __slots__ = ()
 
@@ -246,7 +250,9 @@ def _converted(kind: SparkType, value: Any, zone: str) -> Any:
 def _inside(kind: SparkType, value: Any, zone: str) -> Any:
     if value is None:
         return None
-    if kind.family == "text" and type(value) in (bool, int, Number):
+    if type(value) is Whole and kind.family != "text":
+        value = int(value)
+    if kind.family == "text" and type(value) in (bool, int, Number, Whole):
         value = {True: "true", False: "false"}.get(value, str(value)) if type(value) is bool else str(value)
     column, bad = from_json(kind, [value], zone)
     if bad:
