@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +33,7 @@ from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.column_types import parse_type
+from tidegate.jobs.sources.files import content as content_of_files
 from tidegate.jobs.sources.files.formats.parquet_files import parquet_footers, parquet_tasks
 from tidegate.jobs.sources.files.formats.records import typed_values
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
@@ -109,6 +111,21 @@ def test_a_bad_record_is_refused_with_file_and_line(folder: Folder) -> None:
     for source, content, message in [*BAD_CSV, *BAD_JSON]:
         file = folder.write("1.csv.json", content)
         assert folder.refused(source).startswith(f"{file}{message}"), content[:80]
+
+
+def test_the_line_of_bytes_that_are_no_text_is_named_by_any_line_ends(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared: Any = [(b"\n", {"lineSep": "\n"}), (b"<>", {"lineSep": "<>"})]
+    for size, (end, options) in product((1, 2, 1 << 20), [(b"\r", {}), (b"\r\n", {}), *declared]):
+        monkeypatch.setattr(content_of_files, "READ_BLOCK_BYTES", size)
+        folder.write("1.csv", end.join([b"name,amount", b"a\r,1" if options else b"a,1", b"b,2", b"\xff,3"]))
+        assert ", line 4: byte 0xff is not UTF-8" in folder.refused(replace(CSV, options=options)), (size, end)
+
+
+def test_a_csv_file_of_blank_lines_has_no_rows_unless_its_lines_may_be_values(folder: Folder) -> None:
+    folder.write("1.csv", "\n\n")
+    for schema in (SCHEMA, {"name": "string"}):
+        assert folder.rows(replace(CSV, schema=schema)) == []
+    assert "an empty line may be an empty value" in folder.refused(replace(CSV, schema={"name": "string"}, header=False))
 
 
 def test_a_json_number_is_a_text_as_it_is_written(folder: Folder) -> None:

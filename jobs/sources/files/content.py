@@ -119,18 +119,24 @@ def codec_of(encoding: str) -> str:
 
 
 def text_of(
-    path: Place, encoding: str = UTF8, start: int = 0, end: int | None = None, *, within: Place | None = None
+    path: Place,
+    encoding: str = UTF8,
+    start: int = 0,
+    end: int | None = None,
+    *,
+    within: Place | None = None,
+    line_end: bytes | None = None,
 ) -> Iterator[bytes]:
     """Yield a file's text in blocks of UTF-8, decompressed by its ending, without the byte order mark.
 
     `start` and `end` select bytes of a file that is neither compressed nor in another encoding, `within` is the folder it
-    must lie in.
+    must lie in. Lines end with `line_end`; None stands for all usual ones.
 
     Raises: MalformedRecord with the line for bytes that are no text in this encoding; SourceUnreadable for a file that cannot
     be read, or decompressed, to its end.
     """
     decoder = codecs.getincrementaldecoder(encoding)()
-    lines, is_first = 1, start == 0
+    lines, is_first = _Lines(line_end), start == 0
     mark = b"" if encoding in MARKED else BYTE_ORDER_MARK
     try:
         with open_file(path, within) as content:
@@ -143,18 +149,34 @@ def text_of(
                     text = text.removeprefix(mark)
                     if encoding == UTF8:
                         text += decoder.getstate()[0]  # the start of a character that the next block completes
-                lines += text.count(b"\n")
+                lines.add(text)
                 yield text
             yield decoder.decode(b"", final=True).encode()
     except UnicodeDecodeError as error:
-        before = error.object[: error.start]
-        line = lines + (before if encoding == UTF8 else before.decode(encoding, "replace").encode()).count(b"\n")
+        good = error.object[: error.start]
+        lines.add(good if encoding == UTF8 else good.decode(encoding, "replace").encode())
         name = "UTF-8" if encoding == UTF8 else encoding
-        raise MalformedRecord(f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not {name}.") from None
+        raise MalformedRecord(f"{path}, line {lines.number}: byte 0x{error.object[error.start]:02x} is not {name}.") from None
     except UnicodeError as error:
-        raise MalformedRecord(f"{path}, line {lines}: it is not {encoding}: {error}.") from None
+        raise MalformedRecord(f"{path}, line {lines.number}: it is not {encoding}: {error}.") from None
     except (EOFError, OSError, zlib.error) as error:
         raise SourceUnreadable(f"{path} cannot be read to its end: {error}.") from error
+
+
+class _Lines:
+    """Counts the lines of a text that comes in blocks; `number` is that of the line it has reached."""
+
+    def __init__(self, end: bytes | None) -> None:
+        self._end, self._before, self.number = end, b"", 1
+
+    def add(self, text: bytes) -> None:
+        """Count the line ends in the next block, of which one may have begun in the block before."""
+        joined = self._before + text
+        self.number += self._ends_in(joined) - self._ends_in(self._before)
+        self._before = joined[-max(1, len(self._end or b"") - 1) :]
+
+    def _ends_in(self, text: bytes) -> int:
+        return text.count(self._end) if self._end else text.count(b"\n") + text.count(b"\r") - text.count(b"\r\n")
 
 
 def _blocks(path: Place, content: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:

@@ -96,6 +96,9 @@ MUTANTS = (
         "if {+False and +}all_letters & _NAMED_ZONES",
         "test_an_option_by_which_values_are_dropped_made_up_or_cut_off_is_refused",
     ),
+    CONTENT("a-line-end-between-blocks-counts-twice", "name:Files", "_Lines.add")(
+        "joined = [-self._before + -]text", "test_the_line_of_bytes_that_are_no_text_is_named_by_any_line_ends"
+    ),
     CONTENT("a-byte-order-mark-is-data", "name:Files", "text_of")(
         "text = text.removeprefix(mark{+ * 2+})", "test_parsers_read_inputs_as_an_independent_reader_does"
     ),

@@ -32,8 +32,8 @@ class CsvParser(RecordParser):
         return None if values is None else [value or "" for value in values]
 
     def grammar_of(self, names: Sequence[str] | None) -> Grammar:
-        """Return the grammar of a file with these columns: if there is at most one, an empty line may be a value."""
-        return replace(self.grammar, blank_lines=True) if len(self.kinds if names is None else names) < 2 else self.grammar
+        """Return the grammar of a file with these columns: if there is one alone, an empty line may be a value."""
+        return replace(self.grammar, blank_lines=True) if len(self.kinds if names is None else names) == 1 else self.grammar
 
     def again(self, record: bytes, names: Sequence[str] | None) -> Chunk:
         """Return a record that was split off before; refuse one that is none, or several, in a file with these columns."""

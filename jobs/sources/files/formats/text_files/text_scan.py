@@ -71,7 +71,7 @@ def scan(file: BatchFile, parser: RecordParser, encoding: str, in_folders: Mappi
     divides = encoding == UTF8 and not COMPRESSED.search(file.path.name) and not grammar.whole
     ranges = _Ranges(FileRange(file, 0, header_line=header_line, names=names), divides=divides)
     keys = _Keys(parser, in_folders)
-    for chunk in chunks(text_of(file.path, encoding, within=file.within), grammar):
+    for chunk in chunks(text_of(file.path, encoding, within=file.within, line_end=grammar.line_end), grammar):
         rows += int(np.count_nonzero(chunk.lines > header_line))
         ranges.add(chunk)
         if isinstance(parser, JsonParser) and len(chunk):
@@ -155,7 +155,8 @@ def _columns(file: BatchFile, parser: CsvParser, encoding: str, in_folders: Mapp
     """
     names, line = tuple(parser.kinds), 0
     if parser.has_header:
-        first = next(chunks(text_of(file.path, encoding, within=file.within), parser.grammar), None)
+        text = text_of(file.path, encoding, within=file.within, line_end=parser.grammar.line_end)
+        first = next(chunks(text, parser.grammar), None)
         if first is None or not len(first):
             return (), 0
         line, record = int(first.lines[0]), first.record(0)
