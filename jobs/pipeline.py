@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from tidegate.jobs import state_queries
 from tidegate.jobs.checks import Check, check_declared
+from tidegate.jobs.impure_sql import OF_TIMES, impure_in_sql
 from tidegate.jobs.sources import Source
 from tidegate.jobs.state_queries import StateQuery
 from tidegate.jobs.states import AnyState
@@ -53,8 +54,9 @@ class Pipeline:
 
     `guarantee`: source and states must be of kinds that give exactly-once, unless this says "at_least_once".
 
-    `check` names conditions, in Spark SQL over the source's columns, that must be true, and not NULL, for every record. Of
-    several inputs, it may have conditions for each: ``check={"flights": {"has a tail": "tailnum IS NOT NULL"}}``.
+    `check` names conditions, in Spark SQL over the source's columns, that must be true, and not NULL, for every record. Like a
+    transform, they depend on the record alone, and not on the clock. Of several inputs, it may have conditions for each:
+    ``check={"flights": {"has a tail": "tailnum IS NOT NULL"}}``.
 
     `checks` are conditions on a whole batch and on the states as they would be, evaluated in its commit: each blocks the batch,
     warns, or sets rows aside (`tidegate.jobs.checks.Check`).
@@ -115,7 +117,7 @@ class Pipeline:
         ):
             if choice not in get_args(choices):
                 raise ValueError(f"Pipeline {self.name} has {name}={choice!r}; use one of {', '.join(get_args(choices))}.")
-        self._check_inputs()
+        self._check_conditions()
         self.source.check_pipeline(
             self.name, has_transform=self.transform is not None, quarantines=self.on_poison == "quarantine", check=self.check
         )
@@ -131,10 +133,19 @@ class Pipeline:
         if self.guarantee == "exactly_once" and not self.is_exactly_once:
             raise ValueError(self._why_not_exactly_once())
 
-    def _check_inputs(self) -> None:
+    def _check_conditions(self) -> None:
         for name, what in self.check.items():
             if not isinstance(what, str) and name not in self.source.input_names:
                 raise ValueError(f"Pipeline {self.name} has checks for input {name!r}, which its source does not have.")
+        columns = [column for part in self.source.parts.values() for column in getattr(part, "schema", {}).items()]
+        times = {"", *(name.lower() for name, kind in columns if OF_TIMES.match(kind))}
+        for name, condition in self.conditions.items():
+            if found := sorted({each.name for each in impure_in_sql(condition) if each.beside in times}):
+                raise ValueError(
+                    f"Pipeline {self.name}: the check {name!r} uses {', '.join(found)}: what that gives depends on when and "
+                    "where it runs, or on other records, so a batch that is tried again would set other records aside. Compare "
+                    "columns of the record, such as a time of its own; write one of such a name in backquotes."
+                )
 
     @cached_property
     def spec(self) -> PipelineSpec:

@@ -19,6 +19,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from tests import steps
 from tests.acceptance.conftest import SALES, clean_state, stored_state, write_sales
@@ -360,7 +361,7 @@ def test_a_failover_to_a_synchronous_standby_goes_on_by_itself(pair: Pair) -> No
 
 
 def slowly(rows: DataFrame) -> DataFrame:
-    return rows.where("coalesce(java_method('java.lang.Thread', 'sleep', 125L), 'over') <> ''")
+    return rows.where(F.udf(lambda _: time.sleep(0.125) is None, "boolean")(F.lit(1)))
 
 
 @pytest.mark.promise("fault:synchronous-standby-is-promoted-with-pg_failover-go:processing")

@@ -67,7 +67,7 @@ MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "a value that a missing file made": (in_a_worker("try:\n  open('/nonexistent')\nexcept OSError:\n  int('two')"), RETRIED),
     "a cast": (in_sql("cast(name AS int)"), CONTENT),
     "a misspelt column": (in_sql("amuont"), CODE),
-    "an error that Spark does not name": (in_sql("int(java_method('java.lang.Integer', 'parseInt', name))"), RETRIED),
+    "an error that Spark does not name": (in_sql("xpath_int(name, '//x')"), RETRIED),
     "ValueError": (raising(ValueError("no")), f"{CODE}.*The transform failed: ValueError: no"),
     "a setting": (lambda rows: rows.sparkSession.conf.set(ANSI, "false") or rows, f"{CHANGES}.ansi.enabled, though"),
     "in SQL": (lambda rows: rows.sparkSession.sql(f"SET {ZONE} = 'Asia/Tokyo'") and rows, f"{CHANGES}.session.timeZone"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import sqlalchemy as sa
+from pyspark.sql import functions as F
 
 from tests import steps
 from tests.jobs.conftest import Tables, offenders
@@ -167,7 +169,7 @@ LOST: dict[str, tuple[Any, str, int, str, Any, int, str]] = {
 def test_rows_and_partials_that_are_lost_or_replaced_are_noticed(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the source until COPY has written them. If a, a, a, a arrive for a, a, b, b, number and XOR of the ids agree."""
     tables.write("1.csv", "name,amount\na,1\na,1\nb,1\nb,1\n")
-    varying = lambda rows: rows.where("double(java_method('java.lang.Math', 'random')) < 0.5")  # noqa: E731
+    varying = lambda rows: rows.where(F.udf(lambda _: random.random(), "double")("name") < 0.5)  # noqa: E731
     tables.write("2.csv", "name,amount\n" + "".join(f"n{number},{number}\n" for number in range(200)))
     two = {"per_name": PER_NAME, "total": State(aggregates={"lines": Count()})}
     tables.plan(declare(tables, states=two), "run")

@@ -137,6 +137,15 @@ IMPURE: dict[str, Any] = {
     "sample()": lambda rows: rows.sample(0.5, 1),
     "rand() in SQL of a session": lambda rows: rows.sparkSession.sql("SELECT rand() AS luck FROM {rows}", rows=rows),
     "sample() in SQL": lambda rows: rows.sparkSession.sql("SELECT * FROM {r} TABLESAMPLE (5 ROWS)", r=rows),
+    "rand() in SQL in quotes": lambda rows: rows.selectExpr("*", "`rand`() AS luck"),
+    "reflect()": lambda rows: rows.withColumn("at", F.reflect(F.lit("java.util.UUID"), F.lit("randomUUID"))),
+    "_metadata": lambda rows: rows.withColumn("file", F.col("_metadata.file_path")),
+    "aes_encrypt() without a vector": lambda rows: rows.withColumn("x", F.aes_encrypt("name", F.lit("0123456789abcdef"))),
+    "'now' as a time": lambda rows: rows.withColumn("at", F.lit("now").cast("timestamp")),
+    "'today' as a time": lambda rows: rows.withColumn("at", F.to_date(F.lit("today"))),
+    "'today' as a time in SQL": lambda rows: rows.where("at = 'today'"),
+    "'tomorrow' as a time": lambda rows: rows.where(F.col("at").isin("2020-01-01", "Tomorrow")),
+    "'yesterday' as a time": lambda rows: rows.where(F.col("name") < "yesterday "),
 }
 # Only where an order tells rows apart is the result the same each time.
 CHOOSING: dict[str, Any] = {
@@ -153,13 +162,14 @@ def harmless(rows: Any) -> Any:
     groups = rows.groupBy("name")
     amounts = groups.agg(F.sort_array(F.collect_set("amount")), F.expr("size(collect_list(amount))"), F.mode("amount", True))
     rows = rows.join(amounts, "name").withColumn("now", F.lit("rand()")).withColumn("current_date", F.lit(1))
-    rows = rows.withColumn("user", F.lit("me")).where("user = 'me'")
+    rows = rows.withColumn("user", F.lit("me")).where("user = 'me'").where(F.col("name").isin("now", "today"))
+    rows = rows.where("name <> 'now'").where(F.aes_encrypt("name", F.lit("key"), F.lit("ECB")) > F.lit("now").cast("binary"))
     return rows.where("now = 'rand()' AND `now` <> \"uuid()\"").dropDuplicates()
 
 
 def test_a_transform_whose_result_varies_is_refused(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
     with spark_session(tables.settings, "inbox") as spark, caplog.at_level(logging.WARNING):
-        rows = spark.createDataFrame([("a", 1)], "name string, amount bigint")
+        rows = spark.createDataFrame([("a", 1)], "name string, amount bigint").withColumn("at", F.to_date(F.lit("2020-01-01")))
         for name, transform in IMPURE.items():
             with pytest.raises(DeclarationInvalid, match=re.escape(f"The transform uses {name.partition(' in SQL')[0]}")):
                 check_pure([rows], transform(rows), rows.columns)

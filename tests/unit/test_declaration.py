@@ -73,6 +73,23 @@ ALIKE = {"id": "int", "Id": "int"}
 PLANES = j.Reference(j.Files("planes", format="csv", schema={"tail": "string"}))
 UNSURE = j.StateQuery("ships.by_name", as_of="latest")
 A, B, OPAQUE = files("a"), files("b"), files("o", kind="opaque")
+DATED = files(schema={"name": "string", "at": "timestamp"})
+# What holds for a record at one time, or beside others.
+IMPURE = (
+    *(
+        "at <= Now()",
+        "`rand` /* it's */ () < 0.5",
+        "name = r'\\' OR rand() < 0.5 OR name = '\\''",
+        "at <= current_date",
+        "uuid() > name",
+    ),
+    *("at < 'today'", "'now' > at", "at between 'yesterday' and 'tomorrow'", "at = 'today'", "at IN ('2020-01-01', 'today')"),
+    *("date'today' > at", "at < cast(' Now UTC' AS timestamp)", "'now'::timestamp > at", "datediff(at, 'today') < 9"),
+    *("first(at) OVER (ORDER BY name) = at", "hex(aes_encrypt(name, 'key')) > ''", "_metadata.file_size > 0"),
+)
+PURE = """`now` = 'rand()' AND name IN ('a', 'today') AND 'now' <> name AND 'now' <=> name -- it's now() 'today' < 1
+    AND aes_encrypt(name, concat(at, 'k'), 'CBC', 'DEFAULT', name) = if(name > '', 'now', 'then')
+    AND cast('now' AS string) < at AND at < timestamp'2020-01-01' AND `current_date` > unix_timestamp(at)"""
 TWICE = "differ by case at most, and are one name to Spark"
 NO_TYPE = "is not a column type. Choose one of: text, boolean"
 NAMED: list[tuple[Callable[[str], Any], str]] = [
@@ -103,6 +120,7 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
     "a pipeline": [
         (lambda: declare(window=0), "window of 0; it must be at least 1"),
         (lambda: declare(states={"plane": PLANE, "plane_versions": PLANE}), "two tables named plane_versions"),
+        *((lambda check=check: declare(source=DATED, check={"known": check}), "the check 'known' uses") for check in IMPURE),
     ],
     "columns that are one to Spark": [
         *((lambda of=of: files(format=of, schema=ALIKE), f"id and Id {TWICE}") for of in ("csv", "json", "parquet")),
@@ -215,6 +233,10 @@ def test_a_declaration_that_cannot_work_is_refused_when_it_is_made(cases: list[t
         with pytest.raises((TypeError, ValueError), match=re.escape(message)) as refusal:
             made()
         assert "hidden" not in str(refusal.value)
+
+
+def test_a_check_of_what_a_record_has_only_looks_impure() -> None:
+    assert declare(source=DATED, check={"known": PURE}).conditions == {"known": PURE}
 
 
 def test_the_same_declaration_has_the_same_fingerprint() -> None:

@@ -1,56 +1,36 @@
 """Purity: a transform must be a function of its rows, which its plan shows without asking Spark's server."""
 
 import logging
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import types as T
 
+from tidegate.jobs.impure_sql import (
+    CHOOSING,
+    CLOCK,
+    CLOCK_TEXT,
+    COLLECTING,
+    ENCRYPTION,
+    FILE,
+    FUNCTIONS,
+    OF_TIMES,
+    UNORDERED,
+    Impure,
+    clock_text,
+    impure_in_sql,
+)
 from tidegate.jobs.spark.library_internals import plan_of
 from tidegate.state_store.base.errors import DeclarationInvalid
 
 logger = logging.getLogger(__name__)
 
-# Functions whose values differ each time, or by account, or depend on how Spark happened to share the rows among its tasks.
-_FUNCTIONS = frozenset(
-    {
-        *("rand", "random", "randn", "randstr", "uniform", "uuid", "shuffle"),
-        *("monotonically_increasing_id", "spark_partition_id", "distributed_sequence_id", "distributed_id"),
-        *("current_timestamp", "current_date", "current_time", "localtimestamp", "now", "curdate"),
-        *("current_user", "session_user", "user"),
-    }
-)
-# SQL calls some of these without brackets, unless a column has the name; many are named `user`. _CLOCK reads the clock only
-# without an argument.
-_BARE = frozenset({"current_timestamp", "current_date", "current_time", "localtimestamp", "current_user", "session_user"})
-_CLOCK = "unix_timestamp"
-# Functions whose values depend on the order of rows wherever no order, or an order with equal rows, is given.
-_COLLECTING = frozenset({"collect_list", "collect_set", "array_agg"})
-_CHOOSING = _COLLECTING | {
-    *("first", "first_value", "last", "last_value", "any_value", "nth_value", "mode", "max_by", "min_by"),
-    *("listagg", "string_agg", "row_number", "ntile", "lag", "lead", "percentile_approx", "approx_percentile"),
-    *("approx_top_k", "histogram_numeric", "hll_sketch_agg", "theta_sketch_agg", "tuple_sketch_agg_double"),
-    *("tuple_sketch_agg_integer", "kll_sketch_agg_bigint", "kll_sketch_agg_double", "kll_sketch_agg_float"),
-}
-# Functions of an array to which the order of its elements is indifferent.
-_UNORDERED = frozenset(
-    {"sort_array", "array_sort", "size", "array_size", "cardinality", "array_contains", "array_max", "array_min"}
-)
 _RELATIONS = {"limit": "limit()", "offset": "offset()", "tail": "tail()", "sample": "sample()", "sample_by": "sampleBy()"}
 _NAMES_IN_PYTHON = {"distributed_sequence_id": "zipWithIndex"}  # what authors write
 _UNION = 2  # pyspark.sql.connect.proto.SetOperation.SET_OP_TYPE_UNION
-_QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`(?:[^`]|``)*`")
-_CALL = re.compile(r"\b([a-z_]\w*)\b\s*(\(\s*\)|\()?", re.IGNORECASE)
-_CLAUSES = {"limit": re.compile(r"\blimit\s", re.IGNORECASE), "sample": re.compile(r"\btablesample\b", re.IGNORECASE)}
-
-
-class _Impure(NamedTuple):
-    """An operation whose result differs each time, or, if it is not certain, only where rows have no unique order."""
-
-    name: str
-    is_certain: bool = True
+_TIMES = (T.DateType, T.TimestampType, T.TimestampNTZType)
 
 
 def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collection[str]) -> None:
@@ -61,6 +41,9 @@ def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collecti
     Raises: DeclarationInvalid.
     """
     operations = set(_impure_in_message(*plan_of(returned, rows), columns))
+    if any(found.beside for found in operations):
+        times = {field.name.lower() for frame in rows for field in frame.schema if isinstance(field.dataType, _TIMES)}
+        operations = {found for found in operations if not found.beside or found.beside in times}
     if refused := sorted(found.name for found in operations if found.is_certain):
         raise DeclarationInvalid(
             f"The transform uses {', '.join(refused)}: what that gives depends on when and for whom it runs, or how Spark "
@@ -121,7 +104,7 @@ def _reached(message: Any, sources: Collection[int]) -> set[int]:
     return {number for part in _inner_messages(message) for number in _reached(part, sources)}
 
 
-def _impure_in_message(message: Any, sources: Collection[int], columns: Collection[str]) -> Iterator[_Impure]:
+def _impure_in_message(message: Any, sources: Collection[int], columns: Collection[str]) -> Iterator[Impure]:
     """Yield the impure operations of a Spark Connect plan, down to the plans of the source."""
     called = ""
     if message.DESCRIPTOR.name == "Relation":
@@ -133,20 +116,20 @@ def _impure_in_message(message: Any, sources: Collection[int], columns: Collecti
         yield from _impure_in_expression(message, called, columns)
     for part in _inner_messages(message):
         for found in _impure_in_message(part, sources, columns):
-            if called not in _UNORDERED or found.name.removesuffix("()") not in _COLLECTING:
+            if called not in UNORDERED or found.name.removesuffix("()") not in COLLECTING:
                 yield found
 
 
-def _impure_in_relation(relation: Any, columns: Collection[str]) -> Iterator[_Impure]:
+def _impure_in_relation(relation: Any, columns: Collection[str]) -> Iterator[Impure]:
     kind = relation.WhichOneof("rel_type")
     if kind == "limit" and relation.limit.input.HasField("sort"):
-        yield _Impure("limit() of sorted rows", is_certain=False)
+        yield Impure("limit() of sorted rows", is_certain=False)
     elif kind == "deduplicate" and not relation.deduplicate.all_columns_as_keys:
-        yield _Impure("dropDuplicates() over some columns", is_certain=False)
+        yield Impure("dropDuplicates() over some columns", is_certain=False)
     elif kind == "sql":
-        yield from _impure_in_sql(relation.sql.query, columns)
+        yield from impure_in_sql(relation.sql.query, columns)
     elif kind in _RELATIONS:
-        yield _Impure(_RELATIONS[kind])
+        yield Impure(_RELATIONS[kind])
 
 
 def _called(expression: Any) -> str:
@@ -158,16 +141,50 @@ def _called(expression: Any) -> str:
     return name.lower().rpartition(".")[2].strip("`")  # call_function() takes it as SQL writes it
 
 
-def _impure_in_expression(expression: Any, name: str, columns: Collection[str]) -> Iterator[_Impure]:
+def _impure_in_expression(expression: Any, name: str, columns: Collection[str]) -> Iterator[Impure]:
     kind = expression.WhichOneof("expr_type")
     if kind == "expression_string":
-        yield from _impure_in_sql(expression.expression_string.expression, columns)
+        yield from impure_in_sql(expression.expression_string.expression, columns)
+    elif kind == "unresolved_attribute" and _column(expression, 0) == FILE and FILE not in columns:
+        yield Impure(FILE)
+    elif kind == "cast" and OF_TIMES.search(expression.cast.type_str or expression.cast.type.WhichOneof("kind") or ""):
+        yield from map(clock_text, _clock_texts([expression.cast.expr]))
     elif name:
-        arguments = getattr(expression, kind).arguments
-        if name in _FUNCTIONS or (name == _CLOCK and not arguments):
-            yield _Impure(f"{_NAMES_IN_PYTHON.get(name, name)}()")
-        elif name in _CHOOSING and not (name == "mode" and len(arguments) > 1 and arguments[1].literal.boolean):
-            yield _Impure(f"{name}()", is_certain=False)
+        yield from _impure_in_call(name, getattr(expression, kind).arguments)
+
+
+def _impure_in_call(name: str, arguments: Sequence[Any]) -> Iterator[Impure]:
+    if name in FUNCTIONS or (name == CLOCK and not arguments):
+        yield Impure(f"{_NAMES_IN_PYTHON.get(name, name)}()")
+    elif name in CHOOSING and not (name == "mode" and len(arguments) > 1 and arguments[1].literal.boolean):
+        yield Impure(f"{name}()", is_certain=False)
+    elif name == ENCRYPTION and not _draws_nothing(arguments):
+        yield Impure(f"{name}() without a vector")
+    yield from _clock_in_call(name, arguments)
+
+
+def _clock_in_call(name: str, arguments: Sequence[Any]) -> Iterator[Impure]:
+    for text in _clock_texts(arguments):
+        if name in ("<", "<=", ">", ">=") or OF_TIMES.search(name):
+            yield clock_text(text)
+        elif name in ("==", "<=>", "in"):
+            yield from (clock_text(text, column) for column in map(_column, arguments) if column)
+
+
+def _draws_nothing(arguments: Sequence[Any]) -> bool:
+    """Return whether an encryption has a mode that needs no vector, or is given a vector: in Python, "" stands for none."""
+    if any(mode.literal.string.upper() == "ECB" for mode in arguments[2:3]):
+        return True
+    return any(vector.literal.WhichOneof("literal_type") != "string" or vector.literal.string for vector in arguments[4:5])
+
+
+def _clock_texts(expressions: Iterable[Any]) -> list[str]:
+    return [each.literal.string for each in expressions if CLOCK_TEXT.fullmatch(each.literal.string)]
+
+
+def _column(expression: Any, part: int = -1) -> str:
+    """Return a part of the name of the column that an expression is, the last one by default; "" if it is none."""
+    return str(expression.unresolved_attribute.unparsed_identifier.split(".")[part].strip("`"))
 
 
 def _inner_messages(message: Any) -> Iterator[Any]:
@@ -180,19 +197,3 @@ def _inner_messages(message: Any) -> Iterator[Any]:
             yield value
         else:
             yield from value
-
-
-def _impure_in_sql(text: str, columns: Collection[str]) -> Iterator[_Impure]:
-    column_names = {column.lower() for column in columns}
-    unquoted = _QUOTED.sub("", text)
-    yield from (_Impure(f"{name}()", name == "sample") for name, clause in _CLAUSES.items() if clause.search(unquoted))
-    calls = _CALL.findall(unquoted)
-    has_order = any(called.lower() in _UNORDERED for called, _ in calls)
-    for called, brackets in calls:
-        name = called.lower()
-        if (name in _FUNCTIONS and (brackets or (name in _BARE and name not in column_names))) or (
-            name == _CLOCK and brackets.endswith(")")
-        ):
-            yield _Impure(f"{name}()")
-        elif name in _CHOOSING and brackets and not (has_order and name in _COLLECTING):
-            yield _Impure(f"{name}()", is_certain=False)

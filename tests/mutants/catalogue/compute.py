@@ -8,7 +8,8 @@ WINDOW_PIECES = in_file("jobs/compute/partials/window_pieces.py")
 DECLARED_COLUMNS = in_file("jobs/compute/partials/declared_columns.py")
 BAD_RECORDS = in_file("jobs/compute/stage/bad_records.py")
 WAITING = in_file("jobs/compute/stage/waiting_records.py")
-PURITY = in_file("jobs/compute/transform/transform_purity.py")
+IMPURE_SQL = in_file("jobs/impure_sql.py")
+PIPELINE, PURITY = in_file("jobs/pipeline.py"), in_file("jobs/compute/transform/transform_purity.py")
 ANSWERS = in_file("jobs/compute/transform/state_query_answers.py")
 HISTORY_VIEW = in_file("state_store/states/history_state_view.py")
 PIPELINE_SPEC = in_file("state_store/declarations/pipeline_spec.py")
@@ -37,8 +38,15 @@ MUTANTS = (
     WAITING("a-column-that-was-renamed-becomes-null", "decision:0012", "_rows_kept_by_columns")(
         "(F.size(more) > [-0-]{+1000+})", "test_a_record_that_waited_has_lost_nothing"
     ),
-    PURITY("sql-may-draw-random-numbers", "I11", "_impure_in_sql")(
-        "if (name in _FUNCTIONS and ([-brackets or -](", "test_a_transform_whose_result_varies_is_refused"
+    IMPURE_SQL("sql-may-draw-random-numbers", "I11", "_impure_calls")(
+        "(name in FUNCTIONS and ([-brackets or -]name in", "test_a_declaration_that_cannot_work_is_refused_when_it_is_made"
+    ),
+    PIPELINE("a-check-of-each-record-may-read-the-clock", "I11", "Pipeline._check_conditions")(
+        "in [-impure_in_sql(condition)-]{+impure_in_sql('')+} if",
+        "test_a_declaration_that_cannot_work_is_refused_when_it_is_made",
+    ),
+    PURITY("a-text-may-stand-for-the-clock", "I11", "_clock_in_call")(
+        "for text in [-_clock_texts(arguments)-]{+()+}:", "test_a_transform_whose_result_varies_is_refused"
     ),
     ANSWERS("what-the-state-has-is-taken-for-new", "I21", "StateAnswers.look_up")(
         'is_there if how == "inner" else [-~-]is_there', "test_what_has_counted_is_left_out"
