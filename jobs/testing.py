@@ -11,7 +11,7 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,7 +33,7 @@ from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.ledger.counted_files import TakenFile, files_in
+from tidegate.state_store.ledger.counted_files import TakenFile, files_in, may_be_same
 
 MAX_BATCHES = 100
 Rows = Counter[tuple[Any, ...]]
@@ -109,9 +109,9 @@ class Bench:
         for name in names:
             yield name, [file for file in taken if file.name == name]
 
-    def files_of_times(self, times: Sequence[int], before_txid: int) -> Sequence[TakenFile]:
+    def files_of_times(self, times: Collection[int], inodes: Collection[str], before_txid: int) -> Sequence[TakenFile]:
         """Return the files with these modification times in batches before a txid, as the ledger would."""
-        return [file for file in self._taken(before_txid) if file.mtime_ns in times]
+        return [file for file in self._taken(before_txid) if may_be_same(file, times, inodes)]
 
     def _taken(self, before_txid: int) -> list[TakenFile]:
         return [

@@ -6,7 +6,7 @@ No function below this facade opens or ends a transaction. Numbers such as I6 ar
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Concatenate, ParamSpec, Self, TypeVar
@@ -137,16 +137,19 @@ class StateStore(Database):
             for name in chunk:
                 yield name, [*planned.get(name, ()), *counted.get(name, ())]
 
-    def files_of_times(self, pipeline: str, times: Sequence[int], before_txid: int) -> Sequence[TakenFile]:
+    def files_of_times(
+        self, pipeline: str, times: Collection[int], inodes: Collection[str], before_txid: int
+    ) -> Sequence[TakenFile]:
         """Return the files with these modification times that batches before a txid have read or will read.
+
+        Those with a time of whole seconds are left out unless one of these inode numbers is theirs.
 
         Raises: MetadataCorrupt.
         """
-        wanted = set(times)
         with self._transaction("reading which files have counted") as connection:
             planned = counted_files.planned(batches.uncommitted_inputs(connection, pipeline, before_txid)).values()
-            counted = counted_files.counted_of_times(connection, pipeline, times, before_txid)
-        return [file for files in planned for file in files if file.mtime_ns in wanted] + counted
+            counted = counted_files.counted_of_times(connection, pipeline, times, inodes, before_txid)
+        return [file for files in planned for file in files if counted_files.may_be_same(file, times, inodes)] + counted
 
     note_times = writes_later("noting when files of {} were touched", counted_files.note_times)
     run_txids = reads("reading the run", batches.run_txids)

@@ -1,7 +1,7 @@
 """Planning decides which batches a run covers, and what each new batch reads."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -109,9 +109,9 @@ class LedgerHistory:
         """Yield each name with the files of that name in batches before a txid."""
         return self.store.taken_files(self.pipeline, names, before_txid)
 
-    def files_of_times(self, times: Sequence[int], before_txid: int) -> Sequence[TakenFile]:
+    def files_of_times(self, times: Collection[int], inodes: Collection[str], before_txid: int) -> Sequence[TakenFile]:
         """Return the files with these modification times in batches before a txid."""
-        return self.store.files_of_times(self.pipeline, times, before_txid)
+        return self.store.files_of_times(self.pipeline, times, inodes, before_txid)
 
     def note_times(self, files: Sequence[TakenFile]) -> None:
         """Record the new modification times of files that have counted."""

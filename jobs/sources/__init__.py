@@ -42,8 +42,11 @@ class History(Protocol):
     def taken_files(self, names: Sequence[str], before_txid: int) -> "Iterator[tuple[str, Sequence[TakenFile]]]":
         """Yield each name with the files of that name in batches before a txid, one entry for each content."""
 
-    def files_of_times(self, times: Sequence[int], before_txid: int) -> "Sequence[TakenFile]":
-        """Return the files with these modification times in batches before a txid, whatever their names."""
+    def files_of_times(self, times: Collection[int], inodes: Collection[str], before_txid: int) -> "Sequence[TakenFile]":
+        """Return the files with these modification times in batches before a txid, whatever their names.
+
+        Those with a time of whole seconds, which many files may share, only if one of these inode numbers is theirs.
+        """
 
     def note_times(self, files: "Sequence[TakenFile]") -> None:
         """Record new modification times of files that have counted; `mtime_ns` is the new one."""

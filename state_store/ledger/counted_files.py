@@ -7,7 +7,7 @@ identifies the file. Until a planned batch commits, its files are only in its me
 differently.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -126,22 +126,35 @@ def take_back(connection: Connection, pipeline: str, txid: int) -> None:
 def counted(connection: Connection, pipeline: str, names: Sequence[str], before_txid: int) -> dict[str, list[TakenFile]]:
     """Return the files with these names that have counted, or were skipped, in batches before a txid."""
     by_name: dict[str, list[TakenFile]] = {}
-    for file in _taken(connection, pipeline, before_txid, "name", sa.Text(), names):
+    for file in _taken(connection, pipeline, before_txid, "name", names):
         by_name.setdefault(file.name, []).append(file)
     return by_name
 
 
-def counted_of_times(connection: Connection, pipeline: str, times: Sequence[int], before_txid: int) -> list[TakenFile]:
-    """Return the files with these times, in nanoseconds, that have counted, or were skipped, in batches before a txid."""
-    known = [time for time in times if abs(time) <= LARGEST]
-    return list(_taken(connection, pipeline, before_txid, "mtime_ns", sa.BigInteger(), known))
+def counted_of_times(
+    connection: Connection, pipeline: str, times: Collection[int], inodes: Collection[str], before_txid: int
+) -> list[TakenFile]:
+    """Return the files that have counted, or were skipped, in batches before a txid, and that `may_be_same`."""
+    f, known = tables.source_file.c, [time for time in times if abs(time) <= LARGEST]
+    numbers = sa.cast(list(inodes), ARRAY(sa.Text()))
+    is_one_of = sa.or_(f.mtime_ns % 10**9 != 0, sa.func.split_part(f.inode, ".", 1) == sa.any_(numbers))
+    return list(_taken(connection, pipeline, before_txid, "mtime_ns", known, is_one_of))
+
+
+def may_be_same(file: TakenFile, times: Collection[int], inodes: Collection[str]) -> bool:
+    """Return whether a file has one of these times, in nanoseconds, and, with whole seconds, one of these inode numbers.
+
+    Any number of files may have the same time of whole seconds.
+    """
+    return file.mtime_ns in times and (file.mtime_ns % 10**9 != 0 or (file.inode or "").partition(".")[0] in inodes)
 
 
 def _taken(
-    connection: Connection, pipeline: str, before_txid: int, column: str, kind: sa.types.TypeEngine[Any], values: Sequence[Any]
+    connection: Connection, pipeline: str, before_txid: int, column: str, values: Sequence[Any], *conditions: Any
 ) -> Iterator[TakenFile]:
     f, b, k = tables.source_file.c, tables.batch.c, tables.commit.c
-    requested = sa.func.unnest(sa.cast(list(values), ARRAY(kind))).table_valued("value").render_derived(name="requested")
+    array = sa.cast(list(values), ARRAY(_COLUMNS[column]))
+    requested = sa.func.unnest(array).table_valued("value").render_derived(name="requested")
     statement = (
         sa.select(
             f.name,
@@ -159,6 +172,7 @@ def _taken(
         )
         .join(tables.batch, tables.same_batch(tables.batch, tables.source_file))
         .outerjoin(tables.commit, tables.same_batch(tables.commit, tables.source_file))
+        .where(*conditions)
     )
     for row in connection.execute(statement):
         yield TakenFile(*row)

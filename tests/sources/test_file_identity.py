@@ -71,6 +71,30 @@ def test_a_file_does_not_count_again_by_another_name(inbox: Inbox, kind: str) ->
     assert inbox.counts(pipeline) == once("ab") | {"d": (2, 2)}
 
 
+def test_a_link_to_a_file_with_a_time_of_whole_seconds_counts_once(inbox: Inbox) -> None:
+    pipeline = declare(inbox, glob="{l*/,}*.csv", max_files=1)
+    file, linked = inbox.write("a.csv", lines("a")), inbox.write("real/b.csv", lines("b"))
+    for path in (file, linked):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    (inbox.folder / "hard link.csv").hardlink_to(file)
+    (inbox.folder / "l1").symlink_to("real")
+    assert inbox.run(pipeline, "first") == [1, 2]
+    (inbox.folder / "l1").rename(inbox.folder / "l2")
+    assert inbox.run(pipeline, "second") == []
+    shutil.copy2(linked, inbox.folder / "copy.csv")
+    inbox.run(pipeline, "third")
+    assert inbox.counts(pipeline) == once("a") | {"b": (2, 2)}
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_copy_of_a_file_that_was_moved_away_counts(inbox: Inbox, most: int) -> None:
+    pipeline = declare(inbox, done_folder="done", max_files=1)
+    shutil.copy2(inbox.write("a.csv", lines("a")), inbox.folder / "b.csv")
+    for run_id in ("first", "second"):
+        steps.complete(inbox.settings, pipeline, *steps.plan(inbox.settings, pipeline, run_id=run_id, max_batches=most))
+    assert inbox.counts(pipeline) == {"a": (2, 2)}
+
+
 @patch("tidegate.state_store.store.FILES_AT_ONCE", 3)
 def test_a_file_with_a_new_time_is_read_again_once(inbox: Inbox) -> None:
     """Touched, or put back after it was gone: its time is recorded. The ledger is asked for some names at a time."""

@@ -205,10 +205,14 @@ class FilesCoordinator(Coordinator):
             return True  # nothing of it has counted: what was skipped has been replaced
         if not last.is_committed:
             return False  # its own batch reports the change, when it is read
-        if self._done and (last.is_done or self._done.has(last.txid, name)):
+        if self._was_moved_away(last):
             return True  # the file that counted was moved away: this is another of the same name
         self._changed.append(last)
         return False
+
+    def _was_moved_away(self, file: TakenFile) -> bool:
+        """Return whether the done folder has received a file, or would have if it had still been in its place."""
+        return self._done is not None and (file.is_done or self._done.has(file.txid, file.name))
 
     def _touch(self, file: TakenFile, stamp: Mapping[str, Any]) -> None:
         """Take note of a new stamp of a file that has counted, so that no later plan reads the file for its digest again."""
@@ -327,9 +331,8 @@ class FolderCoordinator(FilesCoordinator):
             for name in chunk:
                 with suppress(OSError):  # it comes again when the file is to be taken
                     statuses[name] = (self._place / name).stat()
-            # Files of other origin may have the same time of whole seconds.
-            times = list({time for status in statuses.values() if (time := status.st_mtime_ns) % 10**9})
-            taken = self._history.files_of_times(times, txid) if self._history and times else ()
+            times, inodes = {each.st_mtime_ns for each in statuses.values()}, {str(each.st_ino) for each in statuses.values()}
+            taken = self._history.files_of_times(times, inodes, txid) if self._history and times else ()
             others = {name: other for name in statuses if (other := self._other_name(name, statuses[name], taken, links))}
             self._note_touched()
             if others:
@@ -342,11 +345,14 @@ class FolderCoordinator(FilesCoordinator):
     ) -> str | None:
         """Return the name by which a file counts already, or will in this plan; None if there is none.
 
-        One that was renamed has the content and the time of a file whose name is gone, or which has the same inode.
+        It has the content and the time of a file with the same inode, or of one whose name is gone: this was renamed, unless
+        it was moved away, or the time is of whole seconds, which files of other origin may have too.
         """
         number, time_ns = f"{status.st_ino}.", status.st_mtime_ns
         others = [file for file in taken if file.mtime_ns == time_ns and file.name != name and not file.is_skipped]
-        earlier = [file for file in others if file.name not in self._page or (file.inode or "").startswith(number)]
+        renamed = [file for file in others if file.name not in self._page and not self._was_moved_away(file)]
+        linked = [file for file in others if (file.inode or "").startswith(number)]
+        earlier = [*linked, *(renamed if time_ns % 10**9 else ())]
         with suppress(FileNotFoundError):
             same, stamp = self._find_same(name, earlier) if earlier else (None, {})
             if same is not None:

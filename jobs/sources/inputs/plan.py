@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from os.path import realpath
@@ -194,10 +194,10 @@ class HistoryOfInput:
         for name, files in self.history.taken_files([name_in(self.name, name) for name in names], before_txid):
             yield name[start:], [replace(file, name=file.name[start:]) for file in files]
 
-    def files_of_times(self, times: Sequence[int], before_txid: int) -> Sequence[TakenFile]:
+    def files_of_times(self, times: Collection[int], inodes: Collection[str], before_txid: int) -> Sequence[TakenFile]:
         """Return the files with these modification times in batches before a txid."""
         mine = name_in(self.name, "")
-        files = self.history.files_of_times(times, before_txid)
+        files = self.history.files_of_times(times, inodes, before_txid)
         return [replace(file, name=file.name.removeprefix(mine)) for file in files if file.name.startswith(mine)]
 
     def note_times(self, files: Sequence[TakenFile]) -> None:

@@ -50,6 +50,16 @@ MUTANTS = (
     FILES("a-hard-link-counts-again", "I1", "FolderCoordinator._other_name")(
         "st_nlink > [-1-]{+9+}", "test_a_file_does_not_count_again_by_another_name"
     ),
+    FILES("a-hard-link-with-a-time-of-whole-seconds-counts-again", "I1", "FolderCoordinator._other_name")(
+        "for file in others if {+time_ns % 10**9 and +}(file.inode",
+        "test_a_link_to_a_file_with_a_time_of_whole_seconds_counts_once",
+    ),
+    FILES("a-copy-with-a-time-of-whole-seconds-is-passed-over", "I12", "FolderCoordinator._other_name")(
+        "*(renamed if [-time_ns % 10**9-]{+True+} else ())", "test_a_link_to_a_file_with_a_time_of_whole_seconds_counts_once"
+    ),
+    FILES("a-copy-of-a-file-that-was-moved-away-is-passed-over", "I12", "FolderCoordinator._other_name")(
+        "not in self._page[- and not self._was_moved_away(file)-]]", "test_a_copy_of_a_file_that_was_moved_away_counts"
+    ),
     COUNTED_FILES("what-was-skipped-is-taken-for-what-counted", "I1", "last_counted")(
         "if [-not file.is_skipped-]{+file+}", "test_a_file_that_was_skipped_and_then_completed_is_read"
     ),
