@@ -21,6 +21,7 @@ from tests.sources.in_process import SCHEMA, meanwhile, overwrite, raises
 from tidegate.explain.why import explain
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.engine import committing
+from tidegate.jobs.sources.files import done_folder
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import HoleDetected, SourceChanged
@@ -215,6 +216,8 @@ def test_a_redo_reads_the_files_of_its_batch_again(inbox: Inbox, done: str | Non
     pipeline = declare(inbox, done_folder=done)
     for name in "bcd":
         inbox.write(f"{name}.csv", lines(name))
+    (inbox.folder / "d.csv").rename(inbox.folder / "d.txt")
+    (inbox.folder / "d.csv").symlink_to("d.txt")
     inbox.run(pipeline, "first")
     inbox.write("a.csv", lines("a"))
     redo(inbox, pipeline, 2)
@@ -315,22 +318,35 @@ def test_a_move_to_another_file_system_is_whole_or_not_at_all(tmp_path: Path, ot
         return {**described, "sha256": sha256(content.encode()).hexdigest()}
 
     first = entry("first")
-    folder.move(4, first)
+    with patch.object(shutil, "copystat", side_effect=PermissionError):
+        folder.move(4, first)
     assert (place / "1.csv").read_text() == "first"
     assert not file.exists()
     other = entry("another")
     folder.move(4, first)
     assert file.read_text() == "another"
     raises(SourceChanged, lambda: folder.move(5, first), "so it is not moved")
-    replaced = patch.object(shutil, "copy2", lambda old, copy: (copy.write_bytes(old.read_bytes()), old.write_text("new")))
+    replaced = patch.object(shutil, "copyfile", lambda old, copy: (copy.write_bytes(old.read_bytes()), old.write_text("new")))
     with replaced, pytest.raises(SourceChanged, match="was replaced while it was being moved"):
         folder.move(5, other)
     assert file.read_text() == "new"
     file.write_text("another")
     for txid, moved in ((5, other), (4, first), (5, other)):
         folder.move(txid, moved)
-    assert sorted(folder.txids()) == [4, 5]
-    assert sorted(path.name for path in other_file_system.rglob("*") if path.is_file()) == ["1.csv", "1.csv"]
+    last, new = entry("last"), tmp_path / "new"
+    new.write_text("took its name")
+    dies = patch.object(done_folder, "_put_back", side_effect=Crash)
+    with meanwhile(Path, "replace", lambda: new.rename(file)), dies, pytest.raises(Crash):
+        folder.move(6, last)
+    raises(SourceChanged, lambda: folder.move(6, last), "was replaced while it was being moved")
+    folder.move(6, last)
+    assert file.read_text() == "took its name"
+    last = entry("last")
+    with patch.object(Path, "unlink", side_effect=Crash), pytest.raises(Crash):
+        folder.move(7, last)
+    folder.move(7, last)
+    assert sorted(folder.txids()) == [4, 5, 6, 7]
+    assert [path.name for path in (*other_file_system.rglob("*"), *tmp_path.rglob("*")) if path.is_file()] == ["1.csv"] * 4
 
 
 def test_a_young_file_is_named_and_delays_no_other(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:

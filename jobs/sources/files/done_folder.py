@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from tidegate.jobs.sources.files.content import digest_of, is_below, open_file, 
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 
 COPY = ".{}.part"  # the name of a file while it is copied from another file system
+# The name, in the source, of a file whose copy is whole, until it is removed; what took the file's own name is not removed.
+ASIDE = ".{sha256}.{txid}.part"
 
 
 @dataclass(frozen=True)
@@ -63,29 +66,31 @@ class DoneFolder:
         return any(files for _, _, files in os.walk(self.done / str(txid)))
 
     def move(self, txid: int, file: Mapping[str, Any]) -> None:
-        """Move a file that has counted away, unless it was moved before or is gone.
+        """Move a file that has counted away, unless it was moved before or is gone; of a link, move a copy of the content.
 
-        A file in the done folder is never overwritten, and only the content that counted is moved. If the process dies,
-        the file is in one of the two places, or in both with the same content.
+        A file in the done folder is never overwritten, and only the content that counted is moved, or removed. If the process
+        dies, the file is in one of the two places, or in both with the same content.
 
         Raises: SourceChanged, SourceUnreadable.
         """
         source, target = self.source / file["name"], self.path(txid, file["name"])
+        aside = source.with_name(ASIDE.format(sha256=file["sha256"], txid=txid))
         try:
-            if target.exists():
-                return
-            before = source.stat()
-            if not _is_same(source, before, file):
-                raise SourceChanged(
-                    f"{source} has changed since it counted in txid {txid}, so it is not moved to {target}. Put back what "
-                    "counted, and give what is new another name."
-                )
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _rename(source, target, before)
-            after = target.stat()
-            if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) and not source.exists():
-                target.rename(source)  # another file took the name between check and move
-                raise _replaced(source, target)
+            if not target.exists():
+                before = source.stat()
+                if not _is_same(source, before, file):
+                    raise SourceChanged(
+                        f"{source} has changed since it counted in txid {txid}, so it is not moved to {target}. Put back what "
+                        "counted, and give what is new another name."
+                    )
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not source.is_symlink() and _is_renamed(source, target, before):
+                    return
+                _copy(source, target, before)
+                source.rename(aside)
+            if not _is_same(aside, aside.stat(), file):
+                raise _put_back(aside, source)
+            aside.unlink()
         except FileNotFoundError:
             return
         except OSError as error:
@@ -102,20 +107,41 @@ def _is_same(path: Path, status: os.stat_result, file: Mapping[str, Any]) -> boo
         return bool(digest_of(content) == file["sha256"])
 
 
-def _replaced(source: Path, target: Path) -> SourceChanged:
-    return SourceChanged(f"{source} was replaced while it was being moved to {target}.")
+def _put_back(taken: Path, source: Path) -> SourceChanged:
+    """Give a file that took the name of a moved one its name back, unless another has it by now; return the error."""
+    if source.exists():
+        return SourceChanged(f"{source} was replaced twice while it was being moved: {taken} has not counted. Move it away.")
+    taken.rename(source)
+    return _replaced(source)
 
 
-def _rename(source: Path, target: Path, before: os.stat_result) -> None:
-    """Move a file atomically, also to another file system, if it stays as before: the target is whole or absent."""
+def _replaced(source: Path) -> SourceChanged:
+    return SourceChanged(f"{source} was replaced while it was being moved to the done folder.")
+
+
+def _is_renamed(source: Path, target: Path, before: os.stat_result) -> bool:
+    """Move a file atomically, if it stays as before; return False if the target is on another file system."""
     try:
         source.rename(target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        copy = target.with_name(COPY.format(target.name))
-        shutil.copy2(source, copy)
-        if stamp_of(source.stat()) != stamp_of(before):
-            raise _replaced(source, target) from None
-        copy.replace(target)
-        source.unlink()
+        return False
+    after = target.lstat()
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise _put_back(target, source)  # another file took the name between check and move
+    return True
+
+
+def _copy(source: Path, target: Path, before: os.stat_result) -> None:
+    """Copy a file, with its times and rights as far as the other place keeps these, if it stays as before.
+
+    The target is whole or absent.
+    """
+    copy = target.with_name(COPY.format(target.name))
+    shutil.copyfile(source, copy)
+    with suppress(OSError):
+        shutil.copystat(source, copy)
+    if stamp_of(source.stat()) != stamp_of(before):
+        raise _replaced(source)
+    copy.replace(target)

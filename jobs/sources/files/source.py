@@ -83,9 +83,9 @@ class Files(Source):
     `kind="opaque"` is for folders whose files may be missing for a while: a planned file that is gone or changed when it is
     read is left to a later batch. The states must be opaque too.
 
-    `done_folder` receives the files of each batch after its commit, in a folder named by its txid. It must belong to this
-    pipeline alone, and both folders must be writable. After the move, a file of the same name with other content is a new file.
-    Only one pipeline can read a folder whose files are moved away.
+    `done_folder` receives the files of each batch after its commit, of links a copy, in a folder named by its txid. It must
+    belong to this pipeline alone, and both folders must be writable. After the move, a file of the same name with other
+    content is a new file. Only one pipeline can read a folder whose files are moved away.
 
     `folder` may be a place in a store, such as ``s3a://bucket/prefix`` (also gs, abfss; docs/storage.md): the names of
     its objects are relative to it. An object is known by its name and ETag. It is whole once it is

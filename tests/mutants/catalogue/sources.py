@@ -153,9 +153,16 @@ MUTANTS = (
         "[-next((file for file in candidates if file.sha256 == digest), None)-]{+candidates[0]+}",
         "test_a_file_that_changed_after_it_counted_is_named",
     ),
-    DONE("a-file-that-took-the-name-of-one-that-is-copied-away-is-removed", "I1", "_rename")(
+    DONE("a-file-that-took-the-name-of-one-that-is-copied-away-is-removed", "I1", "_copy")(
         "if stamp_of(source.stat()) != stamp_of([-before-]{+source.stat()+}):",
         "test_a_move_to_another_file_system_is_whole_or_not_at_all",
+    ),
+    DONE("a-file-that-took-the-name-of-one-that-was-copied-away-is-removed", "I12", "DoneFolder.move")(
+        "if [-not _is_same(aside, aside.stat(), file)-]{+not aside.stat()+}:",
+        "test_a_move_to_another_file_system_is_whole_or_not_at_all",
+    ),
+    DONE("a-link-is-moved-to-where-it-leads-nowhere", "I12", "DoneFolder.move")(
+        "if [-not source.is_symlink() and -]_is_renamed(", "test_a_redo_reads_the_files_of_its_batch_again"
     ),
     FILES("a-done-folder-ahead-of-the-ledger-is-not-noticed", "I9", "FolderCoordinator._check_done_folder")(
         "if txid > committed {++ 1000 +}and self._done.has_files(txid)]", "test_a_done_folder_ahead_of_the_ledger_is_refused"
