@@ -350,12 +350,13 @@ def test_a_move_to_another_file_system_is_whole_or_not_at_all(tmp_path: Path, ot
 
 
 def test_a_young_file_is_named_and_delays_no_other(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
-    pipeline = declare(inbox, min_age_seconds=3600, max_files=5)
-    for name, age in {"1": 7200, "2": 0, "3": 7200, "4": -(10**8)}.items():
+    pipeline = declare(inbox, min_age_seconds=600, max_files=5)
+    for name, age in {"1": 7200, "2": 0, "3": 7200, "4": -(10**8), "5": -1200}.items():
         os.utime(inbox.write(f"{name}.csv", lines(name)), (time.time() - age,) * 2)
     with caplog.at_level(logging.WARNING):
         assert inbox.run(pipeline, "first") == [1]
-    assert "not planned yet, because they changed less than 3600 s ago and may still be written: 2.csv" in caplog.text
+    assert "not planned yet, because they changed less than 600 s ago and may still be written: 2.csv, 5.csv" in caplog.text
     assert inbox.counts(pipeline) == once("134")
-    os.utime(inbox.folder / "2.csv", (1_000_000_000, 1_000_000_000))
+    for name in "25":
+        os.utime(inbox.folder / f"{name}.csv", (1_000_000_000, 1_000_000_000))
     assert inbox.run(pipeline, "second") == [2]

@@ -28,6 +28,7 @@ SAME_FILE = "is a link to a file that is read by another name"
 FOLDER = "stands for a folder"
 EVERYTHING = "**"  # the glob of all names but hidden ones
 MOST_WAIT_SECONDS = 10  # of a plan that finds only young files, until they are old enough
+AHEAD_SECONDS = 1800  # less than a wrong time zone, or a change of clocks, puts a time ahead
 MOST_REPORTED = 10_000  # names that a report on a store looks at, because each status asks for reports
 
 
@@ -248,8 +249,12 @@ def name_in(place: ObjectPath, info: ObjectInfo) -> str:
 
 
 def is_young(mtime_ns: int, min_age_seconds: int) -> bool:
-    """Return whether a file or an object may still be written, by its age; a time far in the future is no sign of that."""
-    return abs(time.time() - mtime_ns / 10**9) < min_age_seconds
+    """Return whether a file or an object may still be written, by its age.
+
+    A clock of its server may be ahead by AHEAD_SECONDS; a time further in the future is no sign of that.
+    """
+    age = time.time() - mtime_ns / 10**9
+    return min_age_seconds > 0 and -max(AHEAD_SECONDS, min_age_seconds) < age < min_age_seconds
 
 
 def young_files(folder: Path, names: Iterable[str], min_age_seconds: int) -> list[str]:

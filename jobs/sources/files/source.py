@@ -53,8 +53,9 @@ class Files(Source):
     ``tidegate inspect PIPELINE --source`` lists them.
 
     A file that changed less than `min_age_seconds` ago, or while it was examined, may still be written: it is left to a later
-    plan, with a log message. The default is the setting `min_file_age_seconds`. If there is nothing else to do and the age is
-    short, the plan waits. Use 0 where files get their names when they are whole, as by `mv` within the file system.
+    plan, with a log message. So is one with a time up to half an hour ahead of the clock here. The default is the setting
+    `min_file_age_seconds`. If there is nothing else to do and the age is short, the plan waits. Use 0 where files get their
+    names when they are whole, as by `mv` within the file system.
 
     `schema` maps columns to Spark types; a file's other columns are left out. Text has the one column ``value``. `options` have
     the names of Spark's reader options, such as

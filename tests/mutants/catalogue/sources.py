@@ -6,6 +6,7 @@ FILES = in_file("jobs/sources/files/plan.py")
 MANIFESTS = in_file("jobs/sources/files/stores/manifest_plan.py")
 DONE = in_file("jobs/sources/files/done_folder.py")
 READ = in_file("jobs/sources/files/read.py")
+LISTING = in_file("jobs/sources/files/listing.py")
 FILE_IDENTITY = in_file("jobs/sources/files/identity.py")
 KAFKA = in_file("jobs/sources/kafka/plan.py")
 KAFKA_LAST = in_file("jobs/sources/kafka/last_records.py")
@@ -170,6 +171,9 @@ MUTANTS = (
     FILE_IDENTITY("a-file-that-is-still-written-is-taken", "I11", "file_identity")(
         "if stamp_of(before) != stamp_of(after)[- or is_young(after.st_mtime_ns, min_age_seconds)-]:",
         "test_a_young_file_is_named_and_delays_no_other",
+    ),
+    LISTING("a-file-from-a-clock-that-is-ahead-is-taken", "I11", "is_young")(
+        "-[-max(AHEAD_SECONDS, min_age_seconds)-]{+min_age_seconds+} <", "test_a_young_file_is_named_and_delays_no_other"
     ),
     CONTENT("a-link-leads-out-of-the-source", "security:author-of-data", "_check_opened")(
         "if within is not None and not {+path.is_symlink() and not +}is_below(",
