@@ -16,7 +16,7 @@ from psycopg2.errors import UndefinedTable
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import ProgrammingError
-from sqlalchemy.schema import CreateTable, DropTable
+from sqlalchemy.schema import CreateTable
 
 from tidegate.state_store.attempt.attempts import NO_TASK, Attempt, StagedPartition
 from tidegate.state_store.base.errors import GuardMismatch, Unprocessed
@@ -39,6 +39,15 @@ _GIVEN = sa.text("""
     WHERE relnamespace = CAST(:schema AS regnamespace) AND relname = ANY (:tables) AND coalesce(tgname, rulename) IS NOT NULL
     LIMIT 1
 """).bindparams(sa.bindparam("tables", type_=ARRAY(sa.Text)), schema=STAGING)
+# The staging, with this ending of its name, of states that no pipeline declares any more.
+_UNDECLARED = sa.text("""
+    SELECT relname FROM pg_class, substring(relname FROM '^(.*)_[0-9]+_[0-9]+$') AS staged
+    WHERE relnamespace = CAST(:schema AS regnamespace) AND relkind = 'r' AND relname = staged || :ending
+        AND NOT EXISTS (
+            SELECT FROM tidegate.pipeline
+            WHERE staged = '_q_' || pipeline OR declaration -> 'states' @> jsonb_build_array(jsonb_build_object('name', staged))
+        )
+""").bindparams(schema=STAGING)
 # Postgres' own hashes of these types take a quarter of the time of `hash_record_extended`, which takes any.
 _HASHES: list[tuple[type[Any], str]] = [
     (sa.BigInteger, "hashint8extended"),
@@ -203,8 +212,9 @@ def _drop(connection: Connection, spec: PipelineSpec, txid: int, number: int) ->
     # The bad records too: an earlier declaration may have set some aside.
     everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))
     with left_for_later(connection, f"dropping the staging of {spec.name} {txid}:{number}"):
-        for staged in everything:
-            connection.execute(DropTable(state_tables.staging_table_of(staged, txid, number), if_exists=True))
+        names = [state_tables.staging_table_of(staged, txid, number).name for staged in everything]
+        names += connection.scalars(_UNDECLARED, {"ending": f"_{txid}_{number}"})
+        ddl(connection, f"DROP TABLE IF EXISTS {', '.join(f'{STAGING}.{quoted(name)}' for name in names)}")
         connection.execute(
             sa.update(tables.attempt)
             .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)
