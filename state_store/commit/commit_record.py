@@ -74,7 +74,7 @@ def already_committed(connection: Connection, pipeline: str, txid: int, cursor_t
 
 def skip(connection: Connection, spec: PipelineSpec, batch: BatchFacts, owner: str, reason: str) -> Commit:
     """Commit the next batch without rows, as it was given up."""
-    counted_files.write(connection, spec, [batch.input])
+    counted_files.write(connection, spec, [batch.input], are_skipped=True)
     if QUARANTINED in batch.input.metadata:
         quarantined_records.put_back(connection, spec.name, batch.locked.txid)
     return write(connection, [(batch, (0, 0))], owner, skipped_reason=reason)[0]

@@ -82,8 +82,10 @@ def name_in(input_name: str, file_name: str) -> str:
     return f"{input_name}/{file_name}"
 
 
-def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInput]) -> None:
+def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInput], *, are_skipped: bool = False) -> None:
     """Record the files, if any, of batches that are being committed. The caller has locked the cursor.
+
+    Of skipped batches, files that have counted before stay as they are recorded.
 
     Raises: Unprocessed if a file has counted before and the source can plan the batch again; SourceChanged if it cannot.
     """
@@ -97,7 +99,7 @@ def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInpu
     columns = [sa.literal(spec.name), rows.c.name, digest, rows.c.size, rows.c.mtime_ns, rows.c.inode, rows.c.txid]
     names = ["pipeline", "name", "sha256", "size", "mtime_ns", "inode", "txid"]
     statement = insert(tables.source_file).from_select(names, sa.select(*columns)).on_conflict_do_nothing()
-    if connection.execute(statement).rowcount != len(files):
+    if connection.execute(statement).rowcount != len(files) and not are_skipped:
         raise _counted_before(connection, spec, rows, inputs[0].txid)
 
 

@@ -368,3 +368,7 @@ def test_a_file_that_two_batches_list_counts_once(tally: Tally) -> None:
     tally.refuses(errors.SourceChanged, says, partial(tally.commit_ready, max_batches=2))
     tally.commit(1)
     tally.refuses(errors.SourceChanged, says, partial(tally.commit, 2))
+    tally.store.halt_batch("tally", 2, says)
+    skipped = tally.store.skip_batch(tally.spec, 2, "an operator", "as the message says")
+    assert skipped is not None
+    assert skipped.skipped_reason

@@ -57,7 +57,7 @@ MUTANTS = (
         "test_a_skip_leaves_no_record_between_it_and_the_previous_batch",
     ),
     RECORD("files-of-a-skipped-batch-are-not-recorded", "I12", "skip")(
-        "[-counted_files.write(connection, spec, [batch.input])-]{+pass+}",
+        "[-counted_files.write(connection, spec, [batch.input], are_skipped=True)-]{+pass+}",
         "test_a_file_that_was_skipped_and_then_completed_is_read",
     ),
     VERDICTS("ready-batches-of-another-declaration-commit", "I16", "ready")(
