@@ -179,6 +179,8 @@ class StateStore(Database):
         with self._write_transaction("opening batches") as connection:
             if planned := batches.run_txids(connection, spec.name, run_id):
                 return planned
+            if new:
+                batches.keep_declaration(connection, spec.name)
             recorded_actions.check_not_paused(connection, spec.name)
             registered = commit_facts.check_history(connection, spec.name, self.witness)
             if new:  # what another declaration has planned would count even if that is never registered

@@ -188,6 +188,12 @@ def note_window(connection: Connection, spec: PipelineSpec) -> None:
     connection.execute(sa.update(tables.pipeline).where(p.pipeline == spec.name, differs).values(noted))
 
 
+def keep_declaration(connection: Connection, pipeline: str) -> None:
+    """Let no migration change a pipeline's declaration until the transaction ends, as the foreign key of new batches does."""
+    p = tables.pipeline.c
+    connection.execute(sa.select(p.pipeline).where(p.pipeline == pipeline).with_for_update(read=True, key_share=True))
+
+
 def insert_batches(
     connection: Connection,
     pipeline: str,
@@ -284,15 +290,15 @@ def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason
     return bool(connection.execute(given_up).rowcount)
 
 
-def reopen(connection: Connection, pipeline: str, txid: int | None) -> list[int]:
+def reopen(connection: Connection, pipeline: str, txid: int | None, without: Sequence[int] = ()) -> list[int]:
     """Lift halts, decisions to skip, and counts of failures, so that batches are tried again; return the txids.
 
-    Without a txid, these are all halted or given-up batches; a given one need be neither. Committed ones are left out; one that
-    is being committed or skipped is waited for.
+    Without a txid, these are all halted or given-up batches; a given one need be neither. Committed ones are left out, and
+    those `without`; one that is being committed or skipped is waited for.
     """
     b = tables.batch.c
-    requested = _is_stopped() if txid is None else b.txid == txid
-    locked = _lock(connection, pipeline, requested)
+    requested = sa.and_(_is_stopped() if txid is None else b.txid == txid, b.txid.not_in(without))
+    locked = lock_open(connection, pipeline, requested)
     values = {"skip_owner": None, "skip_reason": None, "halted_at": None, "halted_reason": None, "tries_after": b.attempt}
     return sorted(
         connection.scalars(
@@ -311,7 +317,7 @@ def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
     batches are as they were.
     """
     b, p = tables.batch.c, tables.pipeline.c
-    _lock(connection, pipeline, b.txid == txid)
+    lock_open(connection, pipeline, b.txid == txid)
     is_retired = sa.exists().where(p.pipeline == pipeline, ~tables.IN_SERVICE)
     connection.execute(
         sa.update(tables.batch)
@@ -320,7 +326,7 @@ def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
     )
 
 
-def _lock(connection: Connection, pipeline: str, requested: sa.ColumnElement[bool]) -> list[int]:
+def lock_open(connection: Connection, pipeline: str, requested: sa.ColumnElement[bool]) -> list[int]:
     """Lock uncommitted batches in txid order, as commits do, and return their txids.
 
     The next statement sees what has committed while this one waited; this one itself may not.

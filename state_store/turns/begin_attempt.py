@@ -79,6 +79,8 @@ def start_attempt(
     Raises: UnknownBatch, MetadataCorrupt, HoleDetected, SchemaOutOfDate, DeclarationChanged; RangeRefused in mode "redo".
     """
     txid = request.txid
+    if spec.awaits_previous:  # waits for a redo of it, and lets no other begin; first, as all lock batches in their order
+        attempts.lock_known(connection, spec.name, txid - 1)
     batch = attempts.lock_batch(connection, spec.name, txid)
     facts = commit_facts.read(connection, spec.name, batch.history, witness, [txid - 1, txid])
     if request.mode == "redo":
@@ -89,8 +91,6 @@ def start_attempt(
     chosen = decide(spec, request, facts)
     if not isinstance(chosen, BatchInput):
         return chosen
-    if spec.awaits_previous and txid - 1 in facts.batches:
-        attempts.lock_batch(connection, spec.name, txid - 1)  # waits for a redo of it, and lets no other begin
     attempt = _take_fence(connection, spec, batch, request, chosen)
     staging_tables.create(connection, spec, txid, attempt.number)
     return attempt

@@ -8,13 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import psycopg2
 import pytest
 
-from tests.integration.conftest import ROW, TALLY, Tally, contents, frozen, holding, until
+from tests import store as ledger
+from tests.integration.conftest import ROW, TALLY, Tally, TallyOf, contents, frozen, holding, listening, until
 from tests.store import MAX_METADATA_BYTES, MAX_TXID, STAGING_DROPS_PER_PLAN, BatchInput, Mode, NotStarted, attempts, errors
 from tidegate import migrations
+from tidegate.jobs import Pipeline, StateQuery
 from tidegate.jobs.engine import worker
 from tidegate.jobs.engine.processing import Done, Processed
 from tidegate.state_store import Settings, StateStore
@@ -60,6 +63,33 @@ def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Sett
     assert tally.store.open_batches(tally.spec, "run", [1, 2], seen_batch(2), []) == [1]
 
 
+def test_a_plan_of_the_former_declaration_opens_nothing_during_a_migration(
+    tally: Tally, settings: Settings, waiting: Callable[[], int]
+) -> None:
+    changed = replace(tally.spec, source_identity="elsewhere", version=2)
+    with ThreadPoolExecutor(1) as thread:
+        with migrations.connected(settings) as connection:
+            ledger.registration.register(connection, changed)
+            planning = thread.submit(tally.plan)
+            until(lambda: waiting() == 1)
+        with pytest.raises(errors.DeclarationChanged):
+            planning.result()
+
+
+def test_an_attempt_that_reads_its_own_states_locks_batches_in_their_order(tally_of: TallyOf) -> None:
+    """As a retirement does: of the two, none ends by a deadlock."""
+    queried = replace(TALLY, transform=lambda rows: rows, queries=[StateQuery("tally.per_shop")])
+    tally, locked = tally_of(queried).having(2, 1, 1), []
+
+    def note(_connection: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        if "FROM tidegate.batch" in statement and "FOR NO KEY UPDATE" in statement:
+            locked.append(parameters["txid_1"])
+
+    with listening(tally.store, "before_cursor_execute", note):
+        tally.start(2)
+    assert locked == [1, 2]
+
+
 FROZEN = frozen(1)[0]
 # What is saved, and what the digest is of.
 CORRUPTIONS = [
@@ -74,7 +104,6 @@ CORRUPTIONS = [
 @pytest.mark.promise("I19", "fault:metadata-is-damaged:processing", "fault:metadata-is-damaged:commit")
 @pytest.mark.promise("error:METADATA_CORRUPT")
 def test_altered_metadata_halts_every_step_of_its_batch(tally: Tally) -> None:
-
     def alter(content: bytes, digest_of: bytes) -> None:
         altered = [content, hashlib.sha256(digest_of).digest()]
         tally.sql("UPDATE tidegate.batch SET source_metadata = %s, source_digest = %s", altered)
@@ -240,6 +269,22 @@ def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(tal
     assert tally.state() == state
     assert tally.commit(1).already_committed
     tally.commit(4)
+
+
+def test_staging_of_a_state_that_is_not_declared_any_more_is_dropped(tally: Tally, register: Callable[..., None]) -> None:
+    tally.plan()
+    tally.process(1, ROW)
+    fewer = replace(TALLY, states={"per_shop": TALLY.states["per_shop"]})
+    mine = Pipeline("mine", TALLY.source, states={"my_days": TALLY.states["per_day"]})
+    register(fewer, mine)
+    other, tally.spec = Tally(tally.store, mine.spec), fewer.spec
+    other.plan()
+    other.process(1, my_days=[])
+    tally.process(1, per_shop=ROW)
+    tally.commit(1)
+    tally.sql(LONG_AGO.format(2))
+    assert tally.store.drop_old_staging(tally.spec) == 2
+    assert tally.sql("SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace") == [("my_days_1_1",)]
 
 
 def test_texts_are_staged_as_utf8_whatever_the_session_has(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:

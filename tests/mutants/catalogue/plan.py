@@ -48,6 +48,10 @@ MUTANTS = (
         "[-verdicts.check_declaration(spec, registered)-]{+pass+}",
         "test_a_declaration_that_is_not_registered_fails_where_there_is_something_new",
     ),
+    STORE("a-plan-does-not-wait-for-a-migration", "I16", "StateStore.open_batches")(
+        "[-batches.keep_declaration(connection, spec.name)-]{+pass+}",
+        "test_a_plan_of_the_former_declaration_opens_nothing_during_a_migration",
+    ),
     STORE("records-are-replayed-in-a-restored-database", "I9", "StateStore.replay_quarantined")(
         "[-commit_facts.check_history(connection, spec.name, self.witness)-]{+pass+}",
         "test_a_copy_within_the_server_is_noticed",
@@ -70,7 +74,7 @@ MUTANTS = (
         "[-b.skip_reason.is_(None), -]~is_retired", "test_a_batch_that_commits_or_is_given_up_meanwhile_is_not_halted"
     ),
     BATCHES("a-batch-is-halted-without-its-lock", "I8", "halt")(
-        "[-_lock(connection, pipeline, b.txid == txid)-]{+pass+}",
+        "[-lock_open(connection, pipeline, b.txid == txid)-]{+pass+}",
         "test_a_batch_that_commits_or_is_given_up_meanwhile_is_not_halted",
     ),
     BATCHES("a-committed-batch-is-reopened", "I8", "reopen")(
@@ -97,7 +101,7 @@ MUTANTS = (
         "test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo",
     ),
     FILES("a-file-counts-twice", "I12", "write")(
-        "if connection.execute(statement).rowcount [-!=-]{+>+} len(files):", "test_a_file_that_two_batches_list_counts_once"
+        "if connection.execute(statement).rowcount [-!=-]{+>+} len(files)", "test_a_file_that_two_batches_list_counts_once"
     ),
     FILES("a-redo-keeps-the-files-of-the-commit-before", "I13", "take_back")(
         "f.pipeline == pipeline, f.txid [-==-]{+>+} txid", "test_a_redo_reads_the_files_of_its_batch_again"
