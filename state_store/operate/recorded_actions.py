@@ -18,7 +18,7 @@ from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.commit.merge_into_states import Merged
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, parts_of, references_of
-from tidegate.state_store.ledger import batches, counted_files, cursors, plan_outcomes, tables
+from tidegate.state_store.ledger import batches, counted_files, cursors, plan_outcomes, schema_revision, tables
 from tidegate.state_store.ledger.batches import QUARANTINED, encode_metadata, position_of
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.operate.action_record import write_action
@@ -72,12 +72,20 @@ def check_not_paused(connection: Connection, pipeline: str) -> None:
 def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
     """Let a batch be tried again, or without a txid all that were halted or given up; return the txids.
 
-    Committed batches are left out. Repeating the call changes nothing but the record.
+    Committed batches are left out, and those of a rebuild that its pipeline has skipped (I24). Repeating the call changes
+    nothing but the record.
 
-    Raises: SchemaOutOfDate if the pipeline is not registered, PipelineRetired.
+    Raises: SchemaOutOfDate if the pipeline is not registered, PipelineRetired; RangeRefused if its pipeline has skipped it.
     """
     cursors.check_in_service(connection, pipeline)
-    reopened = batches.reopen(connection, pipeline, txid)
+    rebuild, k = schema_revision.rebuilds_in_service(connection).get(pipeline), tables.commit.c
+    of_pipeline = k.pipeline == (rebuild and rebuild.pipeline), k.skipped_reason.is_not(None)
+    skipped = connection.scalars(sa.select(k.txid).where(*of_pipeline)).all() if rebuild else ()
+    if rebuild and txid in skipped:
+        raise RangeRefused(
+            f"{pipeline} {txid} is skipped as {rebuild.pipeline} has skipped it: a rebuild has the same batches."
+        )
+    reopened = batches.reopen(connection, pipeline, txid, skipped)
     for each in reopened:
         write_action(connection, pipeline, each, "retry", owner, reason)
     return reopened

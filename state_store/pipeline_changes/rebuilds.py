@@ -332,9 +332,10 @@ def take_place(connection: Connection, spec: PipelineSpec) -> None:
     both = list(zip(spec.readable, rebuild.readable, strict=True))
     for state, rebuilt in both:
         table_swap.take_place(connection, spec.name, state, rebuilt)
-    registration.replace_declaration(connection, spec)
+    registration.own(connection, spec)
     for state, rebuilt in both:
         table_swap.move_notes(connection, spec.name, state, rebuilt)
+    registration.replace_declaration(connection, spec)  # divides tables by these notes
     _move_outcomes(connection, spec, rebuild)
     s, p = tables.state_table.c, tables.pipeline.c
     by, why = taken_over(spec.name)

@@ -65,7 +65,7 @@ def replace_declaration(connection: Connection, spec: PipelineSpec) -> None:
     }
     upsert = insert(tables.pipeline).values(row)
     connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_={**row, "registered_at": sa.func.now()}))
-    _own(connection, spec)
+    own(connection, spec)
     _put_views(connection, spec, is_changed=True)
     _note_tables(connection, spec, is_changed=True)
 
@@ -166,7 +166,7 @@ def _check_empty(connection: Connection, pipeline: str, states: Sequence[StateSp
         if exists and connection.scalar(sa.select(sa.exists().select_from(table))):
             raise DeclarationChanged(
                 f"Table state.{name} has rows, and no batch of pipeline {pipeline} has committed: they are not its own, and "
-                "it would count on top of them. Give the state another name; or empty the table, if its rows are not needed."
+                "it would count on top of them. Give the state another name; or drop the table, if its rows are not needed."
             )
 
 
@@ -216,7 +216,8 @@ def _check_owned(connection: Connection, spec: PipelineSpec) -> None:
             )
 
 
-def _own(connection: Connection, spec: PipelineSpec) -> None:
+def own(connection: Connection, spec: PipelineSpec) -> None:
+    """Let a pipeline own the tables that it declares, and no others."""
     s = tables.state_table.c
     # Rows that stay keep the txid up to which changes were removed. A state is given away only before its pipeline's first
     # commit, so nothing was removed of it.
@@ -261,7 +262,10 @@ def _check_planned(connection: Connection, before: str, spec: PipelineSpec) -> N
     """
     if before == spec.source_kind or spec.source_kind != "transactional":
         return
+    batches.lock_open(connection, spec.name, sa.true())  # so that none is planned again meanwhile
     planned = batches.uncommitted_inputs(connection, spec.name, batches.MAX_TXID)
+    if planned and planned[0].txid > 1:
+        planned.insert(0, batches.existing_input(connection, spec.name, planned[0].txid - 1))  # the last committed
     for earlier, later in pairwise(planned):
         if later.continues != earlier.digest:
             raise DeclarationChanged(

@@ -37,7 +37,7 @@ def test_only_pairs_that_give_exactly_once_are_accepted_unless_at_least_once_is_
 
 
 def test_no_source_gets_transactional_while_a_batch_waits_for_a_new_plan(flow: Begin, register: Callable[..., None]) -> None:
-    """Before the first commit kinds may change; but no run would plan that batch again, and the pipeline would be blocked."""
+    """Before the first commit, or by a rebuild, kinds may change; but no run would plan that batch again: it is stuck."""
     f = flow("opaque", RECORDS, 3, 4)
     register(declare("transactional", "opaque"))
     register(declare("opaque"))
@@ -46,6 +46,8 @@ def test_no_source_gets_transactional_while_a_batch_waits_for_a_new_plan(flow: B
     with pytest.raises(DeclarationChanged, match="flow 2 has to be planned again"):
         register(declare("transactional", "opaque"))
     f.settle(1, 2)
+    with pytest.raises(DeclarationChanged, match="flow 2 has to be planned again"):
+        f.owner.begin_rebuild(declare("transactional", "opaque", version=2).spec)
     f.settle(2, 3)
     f.check()
 

@@ -122,6 +122,19 @@ def test_a_rebuild_that_lacks_a_commit_is_not_ready(tally: Tally, settings: Sett
     assert found().ready == [changed]
 
 
+@pytest.mark.promise("I24")
+def test_a_retry_leaves_to_a_rebuild_what_its_pipeline_has_skipped(poisoned: Tally, owner: StateStore) -> None:
+    assert poisoned.store.skip_batch(poisoned.spec, 1, "ann", "twice") is not None
+    changed = replace(poisoned.spec, version=2)
+    owner.begin_rebuild(changed)
+    rebuild = Tally(owner, rebuilds.rebuild_of(changed))
+    rebuild.plan(1)
+    retry = partial(owner.retry, "tally__v2", owner="ann", reason="the server was away")
+    assert retry(None) == []
+    rebuild.refuses(errors.RangeRefused, "tally__v2 1 is skipped as tally has skipped it", partial(retry, 1))
+    assert rebuild.commit(1).skipped_reason == "twice"
+
+
 PARSED = '{"shop":"a","day":"2013-01-01","cents":-5,"ratio":"NaN","open":null,"tags":["x"],"more":{"y":1}}'
 RAW, COLUMNS = 1, 2
 QUARANTINE = (

@@ -114,6 +114,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "a_state_more": (None, jobs.State(key={}, aggregates=SUMMED)),
     "windows": (by_shop(COUNTED, window=DAYS), by_shop(SUMMED, window=QUARTERS)),
     "rows": (BY_MONTH, BY_DAY),
+    "rows_together": (BY_MONTH, BY_DAY),  # when it is migrated, they are not divided any more
     "changes": (by_shop(COUNTED, **CHANGES), by_shop(SUMMED, **CHANGES)),
     "newest": (jobs.Newest(BY_SHOP, **OF_TIME), jobs.Newest(BY_SHOP, **OF_TIME, null_keys=True)),
     "history": (jobs.History(BY_SHOP, **OF_TIME, kind="opaque"), jobs.History(BY_SHOP, **OF_TIME, **CHANGES)),
@@ -134,7 +135,9 @@ def test_a_rebuilt_state_is_that_of_a_pipeline_always_declared_so(shops: Shops, 
     before = shops.version(), shops.content("another_key")
     assert shops.rebuild(changed) == [1]
     assert (shops.version(), shops.content("another_key")) == before
+    changed = replace(changed, states=states | {"rows_together": replace(BY_DAY, range_partitions=None)})
     shops.migrate(changed)
+    assert migrations.upgrade(shops.settings, [changed.spec])[1] == []
     assert shops.version() != before[0]
     shops.sell(2, (5, "Faro", 1), (9, "Porto", 2))
     assert shops.run(changed) == [2]

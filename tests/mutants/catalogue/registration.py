@@ -8,6 +8,7 @@ REBUILDS_PY = in_file("state_store/pipeline_changes/rebuilds.py")
 CHANGES_PY = in_file("state_store/pipeline_changes/declaration_changes.py")
 TABLE_IDENTITY = in_file("state_store/states/table_identity.py")
 TEAM_ADDITIONS = in_file("state_store/states/team_additions.py")
+ACTIONS = in_file("state_store/operate/recorded_actions.py")
 ROLE_SETTINGS = in_file("state_store/connections/role_settings.py")
 PRIMARY_KEYS = in_file("migrations/primary_keys.py")
 PIPELINE = in_file("state_store/declarations/pipeline_spec.py")
@@ -45,6 +46,10 @@ MUTANTS = (
     ),
     REGISTRATION("a-broken-chain-becomes-transactional", "I12", "_check_planned")(
         "if later.continues [-!= earlier.digest-]{+is None+}:",
+        "test_no_source_gets_transactional_while_a_batch_waits_for_a_new_plan",
+    ),
+    REGISTRATION("a-batch-that-continues-no-commit-becomes-transactional", "I12", "_check_planned")(
+        "if planned and planned[0].txid > {+10**9 + +}1:",
         "test_no_source_gets_transactional_while_a_batch_waits_for_a_new_plan",
     ),
     CHANGES_PY("states-may-change-once-batches-have-committed", "I16", "check")(
@@ -122,6 +127,10 @@ MUTANTS = (
     REBUILDS_PY("a-rebuild-processes-what-was-skipped", "I24", "follow_decisions")(
         "skipped[- = _skip(connection, spec, first, last-]{+: set[int] = set(+})",
         "test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again",
+    ),
+    ACTIONS("a-retry-lets-a-rebuild-process-what-was-skipped", "I24", "retry")(
+        "batches.reopen(connection, pipeline, txid[-, skipped-])",
+        "test_a_retry_leaves_to_a_rebuild_what_its_pipeline_has_skipped",
     ),
     REBUILDS_PY("a-rebuild-has-what-was-before-a-redo", "I24", "follow_decisions")(
         "if [-QUARANTINED not in now and batches.encode_metadata(now) != metadata[-1]-]{+not now+}:",
