@@ -26,9 +26,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from tidegate.state_store.attempt import staging_tables
 from tidegate.state_store.attempt.attempts import LockedBatch, StagedPartition
 from tidegate.state_store.base.errors import GuardMismatch, Overflow
-from tidegate.state_store.commit import author_checks, author_updates, event_windows, merge_expressions
+from tidegate.state_store.commit import author_checks, author_updates, event_windows, merge_expressions, quarantined_records
 from tidegate.state_store.commit.author_updates import UpdateBatch
-from tidegate.state_store.commit.bad_records import move_into_quarantine
 from tidegate.state_store.commit.combine_batches import MEMORY_MIB, combined, keeps_whole_rows
 from tidegate.state_store.commit.event_windows import EventTime
 from tidegate.state_store.connections.local_settings import set_local
@@ -84,7 +83,11 @@ def _move_bad_records(connection: Connection, spec: PipelineSpec, batches: Seque
     """Move the bad records that the newest attempts have sealed into quarantine, all or none; return their number by batch."""
     staged = QuarantineSpec(spec.name)
     recounted = _recount(connection, spec, staged, batches)
-    return [move_into_quarantine(connection, staged, batch, sealed) for batch, sealed in zip(batches, recounted, strict=True)]
+    moved = []
+    for batch, sealed in zip(batches, recounted, strict=True):
+        stage = state_tables.staging_table_of(staged, batch.txid, batch.attempt)
+        moved.append(quarantined_records.move_sealed(connection, staged, batch.txid, stage, [p.task_attempt for p in sealed]))
+    return moved
 
 
 def _merge_state(

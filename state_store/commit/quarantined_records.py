@@ -6,7 +6,7 @@
 Either is moved in the commit of its batch, with the reason, so that no row is lost.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
 from tidegate.state_store.base.errors import RangeRefused
-from tidegate.state_store.declarations.pipeline_spec import INPUT_END, PipelineSpec, StateSpec
+from tidegate.state_store.declarations.pipeline_spec import INPUT_END, PipelineSpec, QuarantineSpec, StateSpec
 from tidegate.state_store.declarations.window_spec import CORRECTIONS
 from tidegate.state_store.ledger import tables
 
@@ -32,6 +32,23 @@ class QuarantineTotals(NamedTuple):
 
 
 # What commits move there
+
+
+def move_sealed(connection: Connection, staged: QuarantineSpec, txid: int, stage: sa.Table, tasks: Sequence[int]) -> int:
+    """Move the bad records that these task attempts have staged for a batch here; return how many."""
+    if not tasks:
+        return 0
+    names = [column.name for column in staged.columns]
+    records = sa.select(
+        sa.literal(staged.pipeline),
+        sa.literal(txid, sa.BigInteger),
+        sa.func.row_number().over(order_by=(stage.c.origin, stage.c.payload)),
+        *(stage.c[name] for name in names),
+    ).where(stage.c.task_attempt.in_(tasks))
+    moved: int = connection.execute(
+        insert(tables.quarantine).from_select(["pipeline", "txid", "number", *names], records)
+    ).rowcount
+    return moved
 
 
 def set_aside(

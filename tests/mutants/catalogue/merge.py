@@ -61,8 +61,8 @@ MUTANTS = (
         "sa.select(*columns)[-.where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))-]",
         "test_rows_that_no_seal_names_do_not_count",
     ),
-    in_file("state_store/commit/bad_records.py")("bad-records-that-no-seal-names-are-kept", "I7", "move_into_quarantine")(
-        ")[-.where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))-]",
+    QUARANTINE("bad-records-that-no-seal-names-are-kept", "I7", "move_sealed")(
+        ")[-.where(stage.c.task_attempt.in_(tasks))-]",
         "test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
     ),
     MERGE("a-merge-in-two-transactions", "I2", "merge_all")(
