@@ -115,6 +115,13 @@ def test_role_passwords_go_only_to_the_services_that_use_them() -> None:
     }
 
 
+def test_settings_of_the_server_outlive_a_shell() -> None:
+    text = (PROJECT / "docker-compose.yml").read_text()
+    assert "export " not in text
+    assert ">> .env" in text
+    assert "/.env" in (PROJECT / ".gitignore").read_text().splitlines()
+
+
 def test_no_value_is_a_secret() -> None:
     values = [(name, value) for service in SERVICES.values() for name, value in service.get("environment", {}).items()]
     secret = [value for name, value in values if re.search(r"PASSWORD|SECRET|TOKEN|KEY|PASSFILE", name)]
