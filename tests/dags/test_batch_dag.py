@@ -110,8 +110,8 @@ def _context(map_index: int = 1, **arguments: Any) -> dict[str, Any]:
     return {"ti": SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, **found)}
 
 
-def _plan(*, concurrency: int = 4, batches_per_run: int = 9, run_id: str = "run", **given: int) -> list[int]:
-    params, dag = {**dict.fromkeys(batch_tasks.PARAMS), **given}, batch_dag.batch_dag("clicks")
+def _plan(*, concurrency: int = 4, batches_per_run: int = 9, run_id: str = "run", active: int = 1, **given: float) -> list[int]:
+    params, dag = {**dict.fromkeys(batch_tasks.PARAMS), **given}, batch_dag.batch_dag("clicks", max_active_runs=active)
     run = SimpleNamespace(conf={})
     return batch_tasks.plan(CLICKS.name, concurrency, batches_per_run, params=params, run_id=run_id, dag=dag, dag_run=run)
 
@@ -191,13 +191,13 @@ def _arrive(settings: Settings, *numbers: int) -> None:
 
 
 # What a run is asked for, the txids that it covers, and what it asks of the next run.
-REST: list[tuple[dict[str, int], list[int], dict[str, int] | None]] = [
+REST: list[tuple[dict[str, float], list[int], dict[str, int] | None]] = [
     ({}, [1, 2, 3], {}),
     ({"max_batches": 3}, [1, 2, 3], None),
     ({"max_batches": 7}, [1, 2, 3], {"max_batches": 4}),
     ({"from_txid": 1, "to_txid": 5}, [1, 2, 3], {"from_txid": 4, "to_txid": 5}),
     ({"to_txid": 3}, [1, 2, 3], None),
-    ({"to_txid": 2}, [1, 2], None),
+    ({"to_txid": 2.0}, [1, 2], None),  # a whole number to Airflow's schema
 ]
 
 
@@ -209,6 +209,10 @@ def test_a_plan_that_leaves_batches_over_queues_the_next_run(settings: Settings,
     _arrive(settings, *range(4, 9))
     assert [_plan(batches_per_run=3, **given) for _ in range(2)] == [covered] * 2
     assert queued == ([] if rest is None else [("continued_2__run", rest)] * 2)
+    queued.clear()
+    assert (_plan(batches_per_run=3, active=2, **given), queued) == (covered, []), (
+        "it would begin before this run has committed"
+    )
 
 
 @pytest.mark.promise("decision:0055")

@@ -51,6 +51,9 @@ MUTANTS = (
         "or (state in OVER[- and committing.get(map_index) in OVER-])",
         "test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits",
     ),
+    TASKS("runs-that-are-active-at-once-form-a-chain", "limit:BATCHES_PER_RUN", "plan")(
+        "if dag.max_active_runs [-== 1-]{+> 0+}:", "test_a_plan_that_leaves_batches_over_queues_the_next_run"
+    ),
     TASKS("a-chain-of-runs-goes-on-past-a-batch-that-is-left-over", "I20", "_check_run_before")(
         "if txid [-> store.committed(pipeline)-]{+< 0+}",
         "test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source",
