@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tidegate import stack
 from tidegate.stack.components import airflow_cleanup, java_libraries, kafka
 from tidegate.stack.components.server_process import Identity, RunFolder
 from tidegate.stack.machine.private_files import private
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import PermanentError
 
 OTHERS = "org.example:thing:1.0"
@@ -104,3 +106,12 @@ def test_libraries_that_another_account_could_have_put_there_are_refused(fetched
         os.chown(jar, 61_000, 61_000)
         with pytest.raises(PermanentError, match=f"{jar} belongs to user 61000"):
             java_libraries.fetch([OTHERS])
+
+
+@pytest.mark.promise("verb:down")
+def test_the_data_of_a_stack_that_is_linked_to_a_larger_disk_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "disk/secrets").mkdir(parents=True)
+    (tmp_path / "disk/stack.lock").touch()
+    (tmp_path / ".tidegate").symlink_to(tmp_path / "disk")
+    stack.down(Settings(home=tmp_path), delete_data=True)
+    assert [list(folder.iterdir()) for folder in (tmp_path, tmp_path / "disk")] == [[tmp_path / "disk"], []]

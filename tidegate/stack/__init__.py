@@ -112,8 +112,18 @@ def down(settings: Settings, *, delete_data: bool = False, tell: java_libraries.
             layout.forget_extras()
         if delete_data:
             EmbeddedPostgres(folder, 0).delete()  # outside the folder if root runs the stack
-            shutil.rmtree(folder)
+            _delete(folder)
         return ended
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder; of one that is a link, such as to a larger disk, the target stays, empty: it may be a mount point."""
+    if not folder.is_symlink():
+        shutil.rmtree(folder)
+        return
+    for each in folder.iterdir():
+        shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
+    folder.unlink()
 
 
 def status(settings: Settings) -> list[ComponentStatus]:
