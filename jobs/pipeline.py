@@ -11,7 +11,7 @@ from tidegate.jobs.impure_sql import OF_TIMES, impure_in_sql
 from tidegate.jobs.sources import Source
 from tidegate.jobs.state_queries import StateQuery
 from tidegate.jobs.states import AnyState
-from tidegate.state_store.declarations.pipeline_spec import WINDOW, PipelineSpec, exactly_once, rebuilt_name
+from tidegate.state_store.declarations.pipeline_spec import WINDOW, PipelineSpec, exactly_once, rebuilt_by, rebuilt_name
 
 # A DataFrame in, or several by name, and a DataFrame out; Any keeps pyspark out of this module.
 Transform = Callable[[Any], Any]
@@ -117,6 +117,7 @@ class Pipeline:
         ):
             if choice not in get_args(choices):
                 raise ValueError(f"Pipeline {self.name} has {name}={choice!r}; use one of {', '.join(get_args(choices))}.")
+        self._check_name()
         self._check_conditions()
         self.source.check_pipeline(
             self.name, has_transform=self.transform is not None, quarantines=self.on_poison == "quarantine", check=self.check
@@ -132,6 +133,13 @@ class Pipeline:
         check_declared(self.name, self.checks, self.spec)
         if self.guarantee == "exactly_once" and not self.is_exactly_once:
             raise ValueError(self._why_not_exactly_once())
+
+    def _check_name(self) -> None:
+        if self.rebuilds is None and rebuilt_by(self.spec.declaration):
+            raise ValueError(
+                f"Pipeline {self.name} has a name that ends like those of all its states, as only a rebuild's does (tidegate "
+                "rebuild). Give it another one."
+            )
 
     def _check_conditions(self) -> None:
         for name, what in self.check.items():

@@ -121,6 +121,7 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: declare(window=0), "window of 0; it must be at least 1"),
         (lambda: declare(states={"plane": PLANE, "plane_versions": PLANE}), "two tables named plane_versions"),
         *((lambda check=check: declare(source=DATED, check={"known": check}), "the check 'known' uses") for check in IMPURE),
+        (lambda: declare(name="inbox__v2", states={"per_name__v2": STATE}), "as only a rebuild's does"),
     ],
     "columns that are one to Spark": [
         *((lambda of=of: files(format=of, schema=ALIKE), f"id and Id {TWICE}") for of in ("csv", "json", "parquet")),
