@@ -20,6 +20,7 @@ from tidegate.state_store.ledger import tables
 
 # No declared column has this name: Postgres would take that column for the whole record.
 _RECORD = "_record"
+MENDED = ("mended_payload", "mended_at", "mended_by", "mended_reason")
 PAYLOAD_CHARACTERS = 10_000  # of a record in a list: one may have millions
 Reason = Callable[[sa.ColumnCollection[str, Any]], sa.ColumnElement[str]]
 
@@ -148,18 +149,39 @@ def put_back(connection: Connection, pipeline: str, replayed_txid: int) -> None:
     connection.execute(returned.values(replayed_txid=None))
 
 
-def clear(connection: Connection, pipeline: str, txid: int) -> None:
-    """Remove what a txid that is redone has moved here.
+def clear(connection: Connection, pipeline: str, txid: int) -> list[sa.Row[Any]]:
+    """Remove what a txid that is redone has moved here, and return what was mended, for `mend_again`.
 
     Raises: RangeRefused if a later batch has taken one up.
     """
     q = tables.quarantine.c
-    removed = sa.delete(tables.quarantine).where(q.pipeline == pipeline, q.txid == txid).returning(q.replayed_txid)
-    if taken := {replayed for replayed in connection.scalars(removed) if replayed is not None}:
+    # Of the others, there may be too many for this process.
+    payload = sa.case((q.mended_at.is_not(None), q.payload)).label("payload")
+    removed = sa.delete(tables.quarantine).where(q.pipeline == pipeline, q.txid == txid)
+    returned = removed.returning(q.replayed_txid, q.origin, q.is_raw, payload, *(q[name] for name in MENDED))
+    taken, mended = set(), []
+    for record in connection.execute(returned):
+        if record.replayed_txid is not None:
+            taken.add(record.replayed_txid)
+        elif record.mended_at is not None:
+            mended.append(record)
+    if taken:
         raise RangeRefused(
             f"{pipeline} {txid} cannot be redone: txid {min(taken)} has taken up bad records of it, which would then count "
             "there and wait in quarantine again."
         )
+    return mended
+
+
+def mend_again(connection: Connection, pipeline: str, txid: int, mended: Sequence[sa.Row[Any]]) -> None:
+    """Give records that were mended before their txid was redone their corrections, if they are still bad and read the same."""
+    q = tables.quarantine.c
+    for record in mended:
+        same = [q[name].is_not_distinct_from(record._mapping[name]) for name in ("origin", "is_raw", "payload")]
+        first = sa.select(sa.func.min(q.number)).where(q.pipeline == pipeline, q.txid == txid, q.mended_at.is_(None), *same)
+        this = (q.pipeline == pipeline, q.txid == txid, q.number == first.scalar_subquery())
+        values = {name: record._mapping[name] for name in MENDED}
+        connection.execute(sa.update(tables.quarantine).where(*this).values(values))
 
 
 # What people see: records, and partials, which have a `state`
@@ -173,7 +195,7 @@ def records(
     statement = (
         sa.select(
             *(q.txid, q.number, q.reason, q.origin, q.payload, q.is_raw, q.state, q.quarantined_at),
-            *(q.mended_payload, q.mended_at, q.mended_by, q.mended_reason),
+            *(q[name] for name in MENDED),
         )
         .where(*_of(pipeline, txid), _is_here())
         .order_by(q.txid, q.number)

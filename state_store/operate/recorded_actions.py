@@ -5,7 +5,7 @@ Each is recorded in ``operator_action``, with owner and reason, in the same tran
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -126,8 +126,9 @@ def redo(connection: Connection, witness: Witness, spec: PipelineSpec, txid: int
         raise Unprocessed(f"{spec.name} {txid} has no newer attempt than the committed one.")
     verdicts.check_sealed(spec, batch, attempts.newest(connection, batch), attempt_timeout_seconds=0)
     verdicts.check_declaration(spec, facts.registered)
-    _take_back(connection, spec, txid)
+    mended = _take_back(connection, spec, txid)
     (merged,) = merge_into_states.merge_all(connection, spec, [batch])
+    quarantined_records.mend_again(connection, spec.name, txid, mended)
     _replace_commit(connection, batch, request.owner, merged)
     counted_files.write(connection, spec, [batches.existing_input(connection, spec.name, txid)])
     batches.owe_ack(connection, spec.name, txid, awaits_ack=request.awaits_ack)
@@ -138,13 +139,15 @@ def redo(connection: Connection, witness: Witness, spec: PipelineSpec, txid: int
     return replace(done, already_committed=False)
 
 
-def _take_back(connection: Connection, spec: PipelineSpec, txid: int) -> None:
+def _take_back(connection: Connection, spec: PipelineSpec, txid: int) -> list[sa.Row[Any]]:
+    """Undo what the commit of a txid has done; return what was mended of what it had set aside."""
     for state in spec.states:
         merge_into_states.restore(connection, state, txid)
-    quarantined_records.clear(connection, spec.name, txid)
+    mended = quarantined_records.clear(connection, spec.name, txid)
     c = tables.check_result.c
     connection.execute(sa.delete(tables.check_result).where(c.pipeline == spec.name, c.txid == txid))
     counted_files.take_back(connection, spec.name, txid)
+    return mended
 
 
 def _replace_commit(connection: Connection, batch: LockedBatch, owner: str, merged: Merged) -> None:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import DeclarationChanged, TidegateError
-from tidegate.state_store.commit.quarantined_records import count_by_input, records_by_input
+from tidegate.state_store.commit.quarantined_records import MENDED, count_by_input, records_by_input, waits
 from tidegate.state_store.declarations.pipeline_spec import (
     PipelineSpec,
     RebuildName,
@@ -31,7 +31,30 @@ from tidegate.state_store.pipeline_changes import registration, table_swap
 from tidegate.state_store.read_ledger import registered_pipelines
 from tidegate.state_store.states import range_partitions, state_tables
 
-_MENDED = ("mended_payload", "mended_at", "mended_by", "mended_reason")
+# A record that is kept by its columns is read the same by a schema with more columns. A text of JSON with an escape by number,
+# such as of NUL, is more than Postgres' functions take: it is compared as a whole.
+_SAME = sa.text("""
+WITH record AS (
+    SELECT *, CASE WHEN NOT is_raw AND strpos(payload, '\\u') = 0 THEN
+        array(SELECT name FROM json_object_keys(CAST(payload AS json)) AS name ORDER BY name) END AS columns
+    FROM tidegate.quarantine WHERE pipeline IN (:ours, :theirs) AND state IS NULL
+), kept (by) AS (SELECT DISTINCT columns FROM record WHERE pipeline = :theirs), part AS (
+    SELECT *, CASE WHEN by IS NULL THEN payload ELSE (
+        SELECT string_agg(concat(key, value), ',' ORDER BY key) FROM json_each(CAST(payload AS json)) WHERE key = ANY (by)
+    ) END AS reads
+    FROM record JOIN kept ON by IS NOT DISTINCT FROM columns OR pipeline = :ours AND (by IS NULL OR by <@ columns)
+), numbered AS (
+    SELECT *, row_number() OVER (PARTITION BY pipeline, txid, origin, is_raw, by, reads ORDER BY number) AS nth FROM part
+)
+SELECT DISTINCT ON (ours.txid, ours.number) ours.txid, ours.number, ours.origin,
+    theirs.mended_payload, theirs.mended_at, theirs.mended_by, theirs.mended_reason
+FROM numbered AS ours JOIN numbered AS theirs USING (txid, is_raw, reads, nth)
+WHERE ours.pipeline = :ours AND theirs.pipeline = :theirs AND ours.by IS NOT DISTINCT FROM theirs.by
+    AND ours.origin IS NOT DISTINCT FROM theirs.origin AND ours.replayed_txid IS NULL
+    AND theirs.replayed_txid IS NOT DISTINCT FROM CAST(:taken_by AS bigint)
+    AND num_nulls(CAST(:taken_by AS bigint), theirs.mended_at) < 2
+ORDER BY ours.txid, ours.number, cardinality(ours.by) DESC NULLS FIRST
+""")
 
 
 class Progress(NamedTuple):
@@ -191,7 +214,11 @@ def _replay(connection: Connection, spec: PipelineSpec, txid: int, planned: Sour
     if taken.rowcount != planned[QUARANTINED]:
         return False
     if not taken.rowcount:
-        _give_up(connection, spec, txid, "tidegate rebuild", "the records that it replayed count in their own batches now")
+        q = tables.quarantine.c
+        of = sa.select(q.txid).where(q.pipeline == spec.rebuilds, q.replayed_txid == txid)
+        are_left = connection.scalar(sa.select(sa.exists().where(q.pipeline == spec.name, waits(), q.txid.in_(of))))
+        now = "read otherwise now; see what waits in quarantine" if are_left else "count in their own batches now"
+        _give_up(connection, spec, txid, "tidegate rebuild", f"the records that it replayed {now}")
     return "records" not in planned or bool(planned["records"] == records_by_input(connection, spec.name, txid))
 
 
@@ -230,26 +257,17 @@ def _same_records(spec: PipelineSpec, replayed_txid: int | None) -> sa.Subquery:
     Without a txid, they are those that wait there with a correction. Records are the same if they are of one txid and place
     (which begins with the input's name) and read the same; of several that do, the first is the first.
     """
+    names = {"ours": spec.name, "theirs": spec.rebuilds, "taken_by": replayed_txid}
     q = tables.quarantine.c
-    nth = sa.func.row_number().over(partition_by=(q.txid, q.origin, q.payload, q.is_raw), order_by=q.number).label("nth")
-    records = sa.select(tables.quarantine, nth).where(q.state.is_(None))
-    ours = records.where(q.pipeline == spec.name).subquery("ours").c
-    theirs = records.where(q.pipeline == spec.rebuilds).subquery("theirs").c
-    waits_mended = sa.and_(theirs.replayed_txid.is_(None), theirs.mended_at.is_not(None))
-    is_same = sa.and_(
-        *(ours[name] == theirs[name] for name in ("txid", "payload", "is_raw", "nth")),
-        ours.origin.is_not_distinct_from(theirs.origin),
-        waits_mended if replayed_txid is None else theirs.replayed_txid == replayed_txid,
-    )
-    same = sa.select(ours.txid, ours.number, ours.origin, *(theirs[name] for name in _MENDED))
-    return same.where(is_same, ours.replayed_txid.is_(None)).subquery("same")
+    columns = (q[name].label(name) for name in ("txid", "number", "origin", *MENDED))
+    return _SAME.bindparams(**names).columns(*(sa.column(each.name, each.type) for each in columns)).subquery("same")
 
 
 def _mended_as(rebuild: PipelineSpec, same: sa.Subquery, **values: int | None) -> sa.Update:
     """Return the statement that gives records of a rebuild the corrections of the `same` ones, and these values."""
     q = tables.quarantine.c
     these = q.pipeline == rebuild.name, q.txid == same.c.txid, q.number == same.c.number
-    return sa.update(tables.quarantine).where(*these).values(**values, **{name: same.c[name] for name in _MENDED})
+    return sa.update(tables.quarantine).where(*these).values(**values, **{name: same.c[name] for name in MENDED})
 
 
 # The end of a rebuild

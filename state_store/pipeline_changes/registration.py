@@ -14,7 +14,7 @@ from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateS
 from tidegate.state_store.ledger import batches, cursors, schema_revision, tables, undeclared_columns
 from tidegate.state_store.ledger.cursors import Retired
 from tidegate.state_store.pipeline_changes import declaration_changes, table_swap
-from tidegate.state_store.states import history_state_view, state_tables, table_identity, table_shape
+from tidegate.state_store.states import history_state_view, range_partitions, state_tables, table_identity, table_shape
 
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:
@@ -104,7 +104,29 @@ def check_states(connection: Connection, specs: Sequence[PipelineSpec]) -> None:
     Raises: DeclarationChanged.
     """
     for spec, declaration, committed in _committed(connection, specs):
-        declaration_changes.check_followers(connection, spec, declaration_changes.check(declaration, spec, committed))
+        changes = declaration_changes.check(declaration, spec, committed)
+        declaration_changes.check_followers(connection, spec, changes)
+        for change in (change for change in changes if not change.is_update):
+            _check_columns(connection, spec, change)
+
+
+def _check_columns(connection: Connection, spec: PipelineSpec, change: declaration_changes.ColumnChange) -> None:
+    """Refuse a new column that the team has filled, as it is NULL in earlier rows (I1), and to drop what divides rows."""
+    state = next(state for state in spec.readable if state.name == change.state)
+    for table in state_tables.tables_of(state):
+        columns = sa.inspect(connection).get_multi_columns(schema=table.schema, filter_names=[table.name])
+        found = {column["name"] for of_table in columns.values() for column in of_table}  # none of a table that is lost
+        for name in found.intersection(change.added):
+            if connection.scalar(sa.select(sa.exists().where(table.c[name].is_not(None)))):
+                raise DeclarationChanged(
+                    f"{spec.name}: {table.fullname} has a column {name} of your own, with values, and a declared one is NULL "
+                    "in all rows that committed before. Declare one of another name, or drop yours."
+                )
+    if (divides := range_partitions.dividing_column(connection, state.name)) in change.dropped:
+        raise DeclarationChanged(
+            f"{spec.name}: {divides} divides state {state.name} by ranges, so it cannot be dropped. First declare the state "
+            "without range_partitions, or with those of another column, and run: tidegate migrate"
+        )
 
 
 def column_changes(connection: Connection, specs: Sequence[PipelineSpec]) -> list[declaration_changes.ColumnChange]:

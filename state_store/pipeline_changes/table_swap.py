@@ -67,6 +67,14 @@ BEGIN
 END
 $do$"""
 
+# What else of the team's was accepted of a table, such as a trigger, the one in its place is given, too.
+_NOTED = sa.text("""
+UPDATE tidegate.state_table AS old SET pruned_txid = new.pruned_txid, accepted_shape = new.accepted_shape || (
+    SELECT coalesce(jsonb_object_agg(key, value), '{}') FROM jsonb_each(old.accepted_shape)
+    WHERE NOT starts_with(key, 'column '))
+FROM tidegate.state_table AS new WHERE old.state = :old AND new.state = :new
+""")
+
 
 def hide(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
     """Take the new tables and views of a rebuild from readers who may not read all of what these will replace.
@@ -83,7 +91,8 @@ def hide(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> N
 def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> None:
     """Empty the tables of the states that a pipeline still declares: a rebuild will take their place.
 
-    Migrations then change empty tables, of which the ledger notes nothing. Readers wait from now on.
+    Migrations then change empty tables, of which the ledger notes nothing, and which are not divided by a column that is to
+    divide them no longer: Postgres would neither drop it nor take it out of the key. Readers wait from now on.
 
     Raises: DeclarationChanged if a table of the team's refers to one by a foreign key.
     """
@@ -97,6 +106,9 @@ def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> N
         if kept is not None and kept.is_table:
             for table in state_tables.tables_of(state):
                 _drop(connection, spec.name, f"TRUNCATE {statement_text.in_state(table.name)}", table.name)
+            divides = range_partitions.dividing_column(connection, state.name) if state.appends else None
+            if divides is not None and divides not in kept.required:
+                make_again(connection, spec.name, state, divides)
 
 
 def make_lost(connection: Connection, before: PipelineSpec) -> None:
@@ -124,7 +136,7 @@ def take_place(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
         if each.history:
             _drop(connection, pipeline, state_tables.drop_of_view(state_tables.STATE, each), each.name)
     for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
-        team_additions.check_replaceable(connection, pipeline, old)
+        team_additions.check_replaceable(connection, pipeline, old, new)
         given = team_additions.statements(connection, new, old)
         _drop(connection, pipeline, f"DROP TABLE {statement_text.in_state(old.name)}", old.name)
         names = {"before": new.name, "state_before": rebuilt.name, "state": state.name}
@@ -165,12 +177,13 @@ def make_again(connection: Connection, pipeline: str, state: StateSpec, divides:
     Raises: DeclarationChanged as `take_place`; BadKey for a row without a value in the column that is to divide the table.
     """
     s, r, table = tables.state_table.c, tables.state_range.c, state_tables.state_table_of(state)
-    team_additions.check_replaceable(connection, pipeline, table)
+    team_additions.check_replaceable(connection, pipeline, table, table)
     made = _empty_copy(connection, state, divides)
     new = state_tables.state_table_of(made)
     # The new table is the pipeline's from now on: its partitions are made as those of any other.
-    noted = sa.select(sa.literal(new.name), s.pipeline, s.pruned_txid).where(s.state == table.name)
-    connection.execute(sa.insert(tables.state_table).from_select(["state", "pipeline", "pruned_txid"], noted))
+    noted = sa.select(sa.literal(new.name), s.pipeline, s.pruned_txid, s.accepted_shape).where(s.state == table.name)
+    columns = ["state", "pipeline", "pruned_txid", "accepted_shape"]
+    connection.execute(sa.insert(tables.state_table).from_select(columns, noted))
     connection.execute(sa.delete(tables.state_range).where(r.state == table.name))
     set_local(connection, {"tidegate.writer": pipeline})
     found = sa.inspect(connection).get_columns(table.name, schema=table.schema)
@@ -211,17 +224,18 @@ def _empty_copy(connection: Connection, state: StateSpec, divides: str | None) -
 
 
 def move_notes(connection: Connection, pipeline: str, state: StateSpec, rebuilt: StateSpec) -> None:
-    """Give a state's tables what the ledger notes of those in their place: partitions, removed changes, and the watermark.
+    """Give a state's tables what the ledger notes of those in their place.
+
+    That is: partitions, removed changes, accepted columns, and the watermark.
 
     The pipeline owns the state's tables already.
     """
-    r, s, w = tables.state_range.c, tables.state_table.c, tables.watermark.c
+    r, w = tables.state_range.c, tables.watermark.c
     for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
         partition = sa.func.replace(r.partition, new.name, old.name)
         moved = sa.update(tables.state_range).where(r.state == new.name)
         connection.execute(moved.values(state=old.name, partition=partition))
-        pruned = connection.scalar(sa.select(s.pruned_txid).where(s.state == new.name))
-        connection.execute(sa.update(tables.state_table).where(s.state == old.name).values(pruned_txid=pruned))
+        connection.execute(_NOTED, {"old": old.name, "new": new.name})
     moved = sa.update(tables.watermark).where(w.state == rebuilt.name)
     connection.execute(moved.values(state=state.name, pipeline=pipeline))
 

@@ -22,7 +22,7 @@ from tidegate.state_store.connections.statement_text import ddl, in_state, quote
 from tidegate.state_store.declarations.column_spec import TXID, ColumnType
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Ranges, StateSpec
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.states.state_tables import STATE, sql_type
+from tidegate.state_store.states.state_tables import STATE, sql_type, state_table_of
 
 # A transaction makes or removes no more partitions: each takes some five entries of Postgres' table of locks. More new ranges
 # in one batch are a mistake rather than a history.
@@ -241,10 +241,16 @@ def attached(connection: Connection, table: str) -> set[str]:
     return set(found.parts) if found else set()
 
 
+def dividing_column(connection: Connection, table: str) -> str | None:
+    """Return the column by whose ranges a table in schema state is divided; None if it is not, or is not there."""
+    found = _find(connection, table)
+    return found.column if found else None
+
+
 def divided_otherwise(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple[StateSpec, str | None]]:
     """Return the states of rows whose tables are not divided as is declared, with the column that divides each now, if any.
 
-    Those are left out whose tables lack the column that is to divide them.
+    Those are left out whose tables lack a column of the key that they are to have, such as the one that is to divide them.
     """
     differing = []
     for state in (state for spec in specs for state in spec.readable if state.appends):
@@ -253,7 +259,7 @@ def divided_otherwise(connection: Connection, specs: Sequence[PipelineSpec]) -> 
         column, every = (state.ranges.column, str(state.ranges.every)) if state.ranges else (None, None)
         if column == found.column and (column is None or _length(connection, state) in (None, every)):
             continue
-        if column is None or column in found.columns:
+        if {key.name for key in state_table_of(state).primary_key}.issubset(found.columns):
             differing.append((state, found.column))
     return differing
 

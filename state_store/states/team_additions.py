@@ -28,6 +28,11 @@ _IN_THE_WAY = sa.text("""
         UNION ALL
         SELECT 'is a partition of another table', 'Detach it, migrate, and attach it'
         FROM pg_class WHERE oid = CAST(:table AS regclass) AND relispartition
+        UNION ALL
+        SELECT format('has column %I, which is not declared', attname),
+            'Keep its values elsewhere, drop it, migrate, and add it'
+        FROM pg_attribute WHERE attrelid = CAST(:table AS regclass) AND attnum > 0 AND NOT attisdropped
+            AND attname <> ALL (SELECT attname FROM pg_attribute WHERE attrelid = CAST(:made AS regclass))
     ) AS found (what, remedy) LIMIT 1
 """)
 # Exactly the former table's privileges, and the triggers that the new one lacks. Postgres writes a definition with the former
@@ -118,12 +123,14 @@ _STATEMENTS = """
     ) AS all_of_them ORDER BY step, name"""
 
 
-def check_replaceable(connection: Connection, pipeline: str, table: Table) -> None:
-    """Refuse to put another table in the place of one with what that would lack.
+def check_replaceable(connection: Connection, pipeline: str, table: Table, made: Table) -> None:
+    """Refuse to put a table that was `made` in the place of one with what that would lack.
 
     Raises: DeclarationChanged.
     """
-    for what, remedy in connection.execute(_IN_THE_WAY, {"table": table.fullname, "schema": table.schema}):
+    for what, remedy in connection.execute(
+        _IN_THE_WAY, {"table": table.fullname, "made": made.fullname, "schema": table.schema}
+    ):
         raise DeclarationChanged(
             f"{pipeline}: no other table can take the place of {table.fullname}, which {what}. {remedy} again. Nothing was "
             "changed."

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conformance.conftest import Begin, Flow, Record, declare, fold
 from tests.integration.conftest import refused
-from tests.store import Attempt, NotStarted, QuarantineSpec, Redo, Tracked, errors
+from tests.store import Attempt, Mend, NotStarted, QuarantineSpec, Redo, Tracked, errors
 from tidegate.state_store import Settings
 
 MIXED: list[Record] = [("a", 1), ("b", -2), ("a", -3), ("c", 4), ("b", 5), ("c", -6), ("a", 7), ("d", 8)]
@@ -30,10 +30,14 @@ def test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_
     assert mixed.store.batch_history("flow", 1).commit["quarantined_rows"] == 2
     mixed.check()
     assert mixed.commit(1).already_committed
+    number = next(bad["number"] for bad in mixed.store.quarantined("flow") if bad["payload"] == "b:-2")
+    mixed.store.mend_quarantined("flow", 1, number, Mend("b:2", "an operator", "a typo"))
     mixed.redo(1, 2)
     assert mixed.quarantined() == ["b:-2"]
     mixed.redo(1, 4)
     assert mixed.quarantined() == BAD
+    mends = {bad["payload"]: bad["mended_payload"] for bad in mixed.store.quarantined("flow")}
+    assert mends == {**dict.fromkeys(BAD), "b:-2": "b:2"}
     mixed.check()
     mixed.store.replay_quarantined(mixed.spec, "an operator", "x")
     mixed.finish(mixed.start(1, 4, mode="redo"))

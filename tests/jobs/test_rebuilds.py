@@ -175,6 +175,27 @@ def test_what_was_decided_about_a_record_is_kept_to_its_place(shops: Shops, stor
     assert [(bad["origin"][:5], bad["mended_payload"]) for bad in store.quarantined("inbox")] == [("south", None)]
 
 
+@pytest.mark.promise("I24")
+def test_what_was_mended_is_the_same_record_with_a_column_more(shops: Shops, store: StateStore) -> None:
+    """Of two mended records that were kept by their columns, one was replayed, and the other waits."""
+    for day, cents in ((3, -5), (4, -6)):
+        (shops.settings.home / f"sales/0{day}.csv").write_text(f"at,shop,cents,more\n2026-01-03T09:00:00Z,Faro,{cents},x\n")
+    first = shops.begin(sales(check={"priced": "cents > -5"}, on_poison="quarantine"))
+    for bad in store.quarantined("inbox"):
+        mended = ledger.Mend(bad["payload"].replace(":-", ":7"), "me", "a typo")
+        store.mend_quarantined("inbox", bad["txid"], bad["number"], mended)
+    store.replay_quarantined(first.spec, "me", "mended", txid=3)
+    shops.run(first)
+    source = replace(first.source, schema={**first.source.schema, "more": "string"}, missing="null")
+    changed = replace(first, version=2, source=source, states=CHANGED)
+    shops.rebuild(changed)
+    shops.migrate(changed)
+    assert shops.sums()["Faro"] == (1, 75)
+    assert [(bad["payload"][-11:], bad["mended_payload"][-11:]) for bad in store.quarantined("inbox")] == [
+        ('"more":"x"}', '"cents":76}')
+    ]
+
+
 @pytest.mark.usefixtures("counted_here")
 def test_what_is_redone_during_a_rebuild_is_planned_again_or_refused(shops: Shops, monkeypatch: pytest.MonkeyPatch) -> None:
     source = replace(sales().source, kind="opaque")
@@ -308,6 +329,52 @@ def test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one(shops: S
     assert migrations.upgrade(shops.settings, [counted.spec])[1] == ["inbox"]
     assert shops.ask(GIVEN) == [each for each in before if each != ("CHECK ((sold < 7))",)]
     assert shops.ask("SELECT sum(sold) FROM public.united") == shops.ask("SELECT sum(sold) FROM state.by_shop")
+
+
+MONEY = {"sold": jobs.Count(), "cents": jobs.Sum("cents", "numeric(12,2)")}
+
+
+@pytest.mark.usefixtures("counted_here")
+def test_columns_of_a_team_are_neither_lost_nor_taken_for_declared_ones(shops: Shops) -> None:
+    """A type that was accepted holds until another table takes the place of the one that has it."""
+    states = {"by_shop": by_shop(MONEY), "days": BY_DAY}
+    shops.begin(sales(states=states))
+    noted = "ALTER TABLE state.by_shop ADD note text, ALTER cents TYPE numeric(14,2)", "ALTER TABLE state.days ADD note text"
+    shops.ask(*noted, "SET tidegate.writer = inbox", "UPDATE state.days SET note = 'x'")
+    migrations.accept_table(shops.settings, "by_shop", "me")
+    columns = BY_DAY.columns
+    filled = replace(BY_DAY, columns={**columns, "note": "text"}), "days has a column note of your own, with values"
+    undivided = jobs.Rows({"cents": "integer"}), "at divides state days by ranges, so it cannot be dropped. First declare"
+    for rows, refusal in (filled, undivided):
+        with pytest.raises(DeclarationChanged, match=refusal):
+            migrations.new_revision(shops.settings, [sales(2, states={**states, "days": rows}).spec], "refused")
+    changed = sales(2, states={"by_shop": by_shop({**MONEY, "n": jobs.Count()})})
+    shops.rebuild(changed)
+    with pytest.raises(DeclarationChanged, match="by_shop, which has column note, which is not declared"):
+        shops.migrate(changed)
+    shops.ask("ALTER TABLE state.by_shop DROP note")
+    assert migrations.upgrade(shops.settings, [changed.spec])[1] == ["inbox"]
+    shops.sell(3, (9, "Lisbon", 300))
+    assert shops.run(changed) == [3]
+
+
+@pytest.mark.usefixtures("counted_here")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (BY_DAY, jobs.Rows({"cents": "integer"}, range_partitions=jobs.Ranges("cents", 100))),
+        (BY_DAY, by_shop(SUMMED)),
+        (by_shop({"at": jobs.Max("at", "timestamptz")}), BY_DAY),
+    ],
+    ids=["another column", "a state by key", "from a state by key"],
+)
+def test_what_divides_rows_comes_and_goes_with_a_rebuild(shops: Shops, before: Any, after: Any) -> None:
+    shops.begin(sales(states={"it": before}))
+    changed = sales(2, states={"it": after})
+    shops.rebuild(changed)
+    shops.migrate(changed)
+    shops.sell(3, (9, "Lisbon", 300))
+    assert shops.run(changed) == [3]
 
 
 HIDDEN = (

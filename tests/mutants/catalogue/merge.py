@@ -85,7 +85,7 @@ MUTANTS = (
         "test_what_came_too_late_is_neither_replayed_nor_mended",
     ),
     QUARANTINE("a-batch-whose-records-were-replayed-is-redone", "I13", "clear")(
-        "if taken := {replayed for replayed in connection.scalars(removed) if replayed is not None{+ and replayed < txid+}}:",
+        "if record.replayed_txid is not None{+ and record.replayed_txid < txid+}:",
         "test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
     ),
     EXPRESSIONS("a-sum-of-batches-may-overflow-on-its-way", "I16", "combined")(

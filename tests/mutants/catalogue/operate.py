@@ -1,6 +1,6 @@
 """Faults of what operators do: redo, skip, replay, mend, prune."""
 
-from tests.mutants.planted_fault import in_file
+from tests.mutants.planted_fault import MODULE, in_file
 
 ACTIONS = in_file("state_store/operate/recorded_actions.py")
 REFUSALS = in_file("state_store/operate/redo_refusals.py")
@@ -13,9 +13,13 @@ TABLE_SWAP = in_file("state_store/pipeline_changes/table_swap.py")
 
 
 MUTANTS = (
-    REBUILDS("a-record-of-another-input-has-its-mend", "I24", "_same_records")(
-        "ours.[-origin.is_not_distinct_from(theirs.origin)-]{+nth > 0+}",
+    REBUILDS("a-record-of-another-input-has-its-mend", "I24", MODULE)(
+        "AND ours.origin IS NOT DISTINCT FROM [-theirs.origin-]{+ours.origin+}",
         "test_what_was_decided_about_a_record_is_kept_to_its_place",
+    ),
+    REBUILDS("a-mended-record-of-fewer-columns-is-another", "I24", MODULE)(
+        "OR pipeline = :ours AND (by IS NULL OR by [-<@-]{+=+} columns)",
+        "test_what_was_mended_is_the_same_record_with_a_column_more",
     ),
     ACTIONS("a-redo-without-a-new-attempt", "I13", "redo")(
         "if batch.attempt [-== facts.cursor.attempt-]{+< (facts.cursor.attempt or 0)+}:",
@@ -51,7 +55,11 @@ MUTANTS = (
         'if state.kind [-!= "opaque-]{+== "non-transactional+}"]', "test_a_state_without_previous_values_is_not_redone"
     ),
     ACTIONS("a-redo-keeps-the-former-bad-records", "I13", "_take_back")(
-        "[-quarantined_records.clear(connection, spec.name, txid)-]{+pass+}",
+        "[-quarantined_records.clear(connection, spec.name, txid)-]{+[]+}",
+        "test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
+    ),
+    ACTIONS("a-redo-loses-what-was-mended", "I13", "redo")(
+        "[-quarantined_records.mend_again(connection, spec.name, txid, mended)-]{+pass+}",
         "test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
     ),
     ACTIONS("later-batches-continue-what-was-redone", "I13", "_replace_commit")(
@@ -105,6 +113,12 @@ MUTANTS = (
     ),
     RANGES_PY("ranges-of-two-lengths-in-one-table", "decision:0044", "add_missing")(
         "[-_check_every(connection, divided)-]{+pass+}", "test_a_table_is_divided_otherwise_with_all_its_rows"
+    ),
+    TABLE_SWAP("a-table-stays-divided-for-migrations", "decision:0044", "empty")(
+        "if divides is not None{+ and not divides+} and", "test_what_divides_rows_comes_and_goes_with_a_rebuild"
+    ),
+    TABLE_SWAP("what-was-accepted-of-a-column-outlives-its-table", "I15", MODULE)(
+        "starts_with(key, 'column [-'-]{+-'+})", "test_columns_of_a_team_are_neither_lost_nor_taken_for_declared_ones"
     ),
     TABLE_SWAP("a-table-that-is-divided-loses-its-rows", "decision:0044", "make_again")(
         "[-connection.execute(sa.insert(after).from_select(names, sa.select(before)))-]{+pass+}",

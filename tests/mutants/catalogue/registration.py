@@ -121,6 +121,13 @@ MUTANTS = (
         "if read := other.read_pipelines & {[-spec.name, -]rebuild.name}:",
         "test_what_would_count_twice_or_see_other_states_is_not_rebuilt",
     ),
+    TEAM_ADDITIONS("a-column-of-the-teams-is-dropped", "I24", MODULE)(
+        "attname <> ALL (SELECT attname FROM pg_attribute WHERE attrelid = CAST(:[-made-]{+table+} AS regclass))",
+        "test_columns_of_a_team_are_neither_lost_nor_taken_for_declared_ones",
+    ),
+    REGISTRATION("a-column-that-comes-has-values-of-the-teams", "I1", "_check_columns")(
+        "found.intersection([-change.added-]{+()+})", "test_columns_of_a_team_are_neither_lost_nor_taken_for_declared_ones"
+    ),
     REBUILDS_PY("a-rebuilt-state-is-open-to-every-reader", "I24", "begin")(
         "[-table_swap.hide(connection, spec, rebuild)-]{+pass+}", "test_who_may_not_read_a_state_may_not_read_what_is_rebuilt"
     ),
