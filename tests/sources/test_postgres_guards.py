@@ -66,6 +66,10 @@ VARYING = {
     "SELECT * FROM orders WHERE id < extract(epoch FROM now())": r"now\(\)",
     "SELECT id, name || CURRENT_DATE AS name, amount FROM orders": "CURRENT_DATE",
     "SELECT id, name, amount FROM orders, (SELECT clock_timestamp() AS at OFFSET 0) AS c WHERE written < at": "clock",
+    "SELECT * FROM orders WHERE written <= 'now'": "'now' as a time",
+    "SELECT * FROM orders WHERE '[2020-01-01,today]'::tstzrange @> written": r"'\[2020-01-01,today\]' as a time",
+    """SELECT * FROM orders WHERE "name" <> 'it''s now' /* ' */ AND written < cast($t$ ToMorrow$t$ AS date)""": r"\$t\$ ToM",
+    "SELECT id, ('yesterday'::text)::timestamptz::text AS name, amount FROM orders": "'yesterday' as a time",
 }
 # Times that are rounded to more than a day, shifted, or rounded in a way that cannot be known.
 TOO_FAR = (
@@ -202,6 +206,8 @@ NEW_YEAR = """CREATE TABLE orders_2026 PARTITION OF orders FOR VALUES IN (2026) 
 REWRITTEN = """ALTER TABLE orders ALTER amount TYPE integer USING amount + 0;
     ALTER TABLE orders ADD u uuid DEFAULT gen_random_uuid()"""
 SERIAL = "DROP TABLE orders; CREATE TABLE orders (id serial PRIMARY KEY, name text, amount integer)"
+NO_CLOCK = """name NOT IN ('now', $$today$$) AND written > 'epoch' -- not 'now'
+    AND 'late'::day <> 'today' AND '{"at": "now"}'::jsonb <> '"now"'"""
 # What hides no row: the source, and statements before and after its first plan.
 READ_ON: list[tuple[PostgresTable, str, str]] = [
     (ORDERS, PARTED, NEW_YEAR),
@@ -209,6 +215,7 @@ READ_ON: list[tuple[PostgresTable, str, str]] = [
     (ORDERS, SERIAL, "ALTER TABLE orders ALTER id TYPE bigint"),
     (DATED, "", REWRITTEN),
     (by_query(DRAWN, "SELECT id, name, amount FROM orders WHERE name <> 'now()' AND lower(name) <> 'CURRENT_DATE'"), "", ""),
+    (by_query(DRAWN, f"SELECT id, name, amount FROM orders WHERE {NO_CLOCK}"), "CREATE TYPE day AS ENUM ('today', 'late')", ""),
     (GOODS, ALL_IN_VIEW, f"DROP VIEW goods; {ALL_IN_VIEW.replace('FROM', ' FROM ')}"),
     (ORDERS, "", "CREATE TABLE all_of_it (LIKE orders); ALTER TABLE orders INHERIT all_of_it"),
     (ORDERS, "", "DELETE FROM orders WHERE id < 15; UPDATE orders SET name = 'exported'"),

@@ -5,10 +5,14 @@ locks the tables within a function only when it runs, unless it can write the fu
 query's plan is searched for functions that return rows. Immutable ones read no tables: this is what their owner has declared.
 A function that returns a single value is not looked for: many queries call such, and few of these read tables. Those of
 Postgres itself whose values are others at the next look, such as `random()` and `now()`, are refused wherever they stand.
+So are texts that Postgres takes for the clock, such as 'now' and 'today', where they stand for a time.
 """
 
 import re
+from dataclasses import replace
 from typing import Any
+
+import psycopg2
 
 from tidegate.jobs.sources.postgres.table_origin import Origin
 from tidegate.jobs.sources.postgres.table_query import TableQuery
@@ -36,6 +40,12 @@ _NAME = r'("(?:[^"]|"")+"|[^\W\d][\w$]*)'
 _CALL = re.compile(rf"(?:{_NAME}\.)?{_NAME}\(")
 _QUOTED = re.compile(r'"(?:[^"]|"")+"')
 _TEXT = re.compile(r"E'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'", re.DOTALL)
+# Literals, after what only looks like one: comments and names in quotes.
+_LITERAL = re.compile(
+    rf"--[^\n]*|/\*.*?\*/|{_QUOTED.pattern}|({_TEXT.pattern}|(\$(?:[^\W\d]\w*)?\$).*?\2)", re.DOTALL | re.IGNORECASE
+)
+_CLOCK_WORD = re.compile(r"\b(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+_CLOCK_TEXT = re.compile(rf"('[^']*{_CLOCK_WORD.pattern}[^']*')::cstring\)::(?:date|time|ts)", re.IGNORECASE)
 _ADVICE = "Write the function's query into that of the PostgresTable"
 
 
@@ -58,7 +68,7 @@ def check_query(cursor: Any, query: TableQuery, origin: Origin) -> None:
             f"{query.name} has {across}: what it returns below a position changes as rows come, and is not read again. Read "
             "the rows themselves; the pipeline's states aggregate them, and max_rows bounds a batch."
         )
-    if varying := _varying(cursor, nodes):
+    if varying := _varying(cursor, nodes) or _clock_literal(cursor, query):
         raise SourceUnreadable(
             f"{query.name} has {varying}: it gives other rows, or other values, each time it is read, so rows are passed over "
             "and a batch that is tried again is another one. Choose rows by their own columns."
@@ -83,12 +93,36 @@ def _varying(cursor: Any, nodes: list[dict[str, Any]]) -> str | None:
     if any(node["Node Type"] == "Sample Scan" for node in nodes):
         return "a TABLESAMPLE"
     written = [each for node in nodes for value in node.values() for each in (value if isinstance(value, list) else [value])]
-    code = " ".join(_QUOTED.sub('""', _TEXT.sub("''", each)) for each in written if isinstance(each, str))
+    texts = [each for each in written if isinstance(each, str)]
+    code = " ".join(_QUOTED.sub('""', _TEXT.sub("''", each)) for each in texts)
     varying = set(_CLOCK.findall(code))
+    varying |= {f"{text} as a time" for each in texts for text in _CLOCK_TEXT.findall(each)}
     if called := [name for schema, name in _CALL.findall(code) if schema in ("", "pg_catalog")]:
         cursor.execute(_VARYING, [called])
         varying |= {name for (name,) in cursor.fetchall()}
     return min(varying, default=None)
+
+
+def _clock_literal(cursor: Any, query: TableQuery) -> str | None:
+    """Return a literal of the author's query that is the clock: a time with another word in its place is refused by Postgres.
+
+    The plan does not show it: Postgres has made a time of it.
+    """
+    for literal in _LITERAL.finditer(query.select):
+        if literal[1] is None or not _CLOCK_WORD.search(literal[1]):
+            continue
+        before, after = query.select[: literal.start()], query.select[literal.end() :]
+        other = replace(query, select=f"{before}{_CLOCK_WORD.sub('tidegate', literal[1])}{after}")
+        cursor.execute("SAVEPOINT other")
+        try:
+            other.plan_nodes(cursor, query.columns)
+        except psycopg2.errors.InvalidDatetimeFormat:
+            return f"{literal[1]} as a time"
+        except (psycopg2.DataError, psycopg2.ProgrammingError):
+            pass  # such as the label of an enum
+        finally:
+            cursor.execute("ROLLBACK TO SAVEPOINT other")
+    return None
 
 
 def _across_rows(node: dict[str, Any]) -> str | None:

@@ -154,10 +154,16 @@ MUTANTS = (
         "test_a_partition_is_held_back_by_writers_through_its_parent",
     ),
     REFUSED_QUERIES("a-query-of-chance-is-read", "I12", "check_query")(
-        "if varying := [-_varying(cursor, nodes)-]{+None+}:", "test_tables_that_would_lose_rows_are_refused"
+        "if varying := [-_varying(cursor, nodes) or -]_clock", "test_tables_that_would_lose_rows_are_refused"
     ),
     REFUSED_QUERIES("the-clock-is-taken-for-a-value-of-a-row", "I12", "_varying")(
         "varying = set([-_CLOCK.findall(code)-]{+()+})", "test_tables_that_would_lose_rows_are_refused"
+    ),
+    REFUSED_QUERIES("a-text-is-never-the-clock", "I12", "_clock_literal")(
+        '[-return f"{literal[1]} as a time"-]{+pass+}', "test_tables_that_would_lose_rows_are_refused"
+    ),
+    REFUSED_QUERIES("a-text-in-a-plan-is-never-the-clock", "I12", "_varying")(
+        "in _CLOCK_TEXT.findall([-each-]{+code+})", "test_tables_that_would_lose_rows_are_refused"
     ),
     REFUSED_QUERIES("tables-within-a-function-are-not-seen", "I12", "check_query")(
         "in cursor.fetchall(){+ if not name+}]:", "test_tables_that_would_lose_rows_are_refused"
