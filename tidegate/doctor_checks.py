@@ -116,7 +116,7 @@ def _sources(settings: Settings) -> Iterator[str]:
 
 def _witness(settings: Settings) -> Iterator[str]:
     folder = settings.marks_folder
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    existing = next(place for place in (folder, *folder.parents) if os.path.exists(place))  # noqa: PTH110 - Path's raises
     if not os.access(existing, os.W_OK | os.X_OK):
         yield f"{existing} cannot be written, so commits are not marked outside Postgres. Set TIDEGATE_WITNESS_FOLDER."
 

@@ -34,11 +34,20 @@ CONNECT_TIMEOUT_SECONDS = 10
 CLIENT_ENCODING = "UTF8"
 # A server that has vanished, as in a failover, sends nothing: with these, its connections are given up after about a minute.
 KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
+LONGEST_TIMEOUT_SECONDS = (2**31 - 1) // 1000  # Postgres counts milliseconds
 SYSTEM = "system"  # as pg_sslrootcert, stands for the certificates that the operating system trusts
 
 
-def _setting(default: Any, help_text: str, *, env: str | None = None, least: int = 1, choices: Collection[str] = ()) -> Any:
-    return field(default=default, metadata={"help": help_text, "env": env, "least": least, "choices": choices})
+def _setting(
+    default: Any,
+    help_text: str,
+    *,
+    env: str | None = None,
+    least: int = 1,
+    most: int = 2**31 - 1,
+    choices: Collection[str] = (),
+) -> Any:
+    return field(default=default, metadata={"help": help_text, "env": env, "least": least, "most": most, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class Settings:
     pg_host: str = _setting(
         "127.0.0.1", "Postgres server that holds ledger and state; or several (a,b), the primary is found", env="PGHOST"
     )
-    pg_port: int = _setting(5432, "its port", env="PGPORT")
+    pg_port: int = _setting(5432, "its port", env="PGPORT", most=65_535)
     pg_database: str = _setting("tidegate", "its database", env="PGDATABASE")
     pg_user: str = _setting("tidegate", "role that plans, processes and commits", env="PGUSER")
     pg_passfile: Path | None = _setting(None, "libpq password file", env="PGPASSFILE")
@@ -88,20 +97,24 @@ class Settings:
     airflow_user: str = _setting("admin", "its user")
     airflow_password_file: Path | None = _setting(None, "file with that user's password")
     metrics_token_file: Path | None = _setting(None, "file with the token that opens /tidegate/metrics to Prometheus")
-    airflow_history_days: int = _setting(30, "how long the stack keeps Airflow's runs and the logs of its tasks")
+    airflow_history_days: int = _setting(30, "how long the stack keeps Airflow's runs and the logs of its tasks", most=700_000)
     trusted_users: str = _setting("", "accounts whose Spark and Airflow on loopback get token and password (name, ... or *)")
     witness_folder: Path | None = _setting(
         None, "where it is marked how far pipelines have committed, outside Postgres [.tidegate/witness]"
     )
-    lock_timeout_seconds: int = _setting(60, "longest wait for a lock, so for another commit's merge")
-    commit_timeout_seconds: int = _setting(600, "longest single statement of a commit")
-    idle_timeout_seconds: int = _setting(30, "longest pause between two statements of a commit before it is cut off")
+    lock_timeout_seconds: int = _setting(
+        60, "longest wait for a lock, so for another commit's merge", most=LONGEST_TIMEOUT_SECONDS
+    )
+    commit_timeout_seconds: int = _setting(600, "longest single statement of a commit", most=LONGEST_TIMEOUT_SECONDS)
+    idle_timeout_seconds: int = _setting(
+        30, "longest pause between two statements of a commit before it is cut off", most=LONGEST_TIMEOUT_SECONDS
+    )
     attempt_timeout_seconds: int = _setting(3600, "an unsealed attempt older than this may be replaced by a commit")
     min_file_age_seconds: int = _setting(
         5, "a source file that changed more recently may still be written: it is not planned yet", least=0
     )
     staging_connections: int = _setting(8, "most partitions, so most connections, that stage one batch at once")
-    staging_retention_hours: int = _setting(24, "how long staged rows of a committed batch are kept")
+    staging_retention_hours: int = _setting(24, "how long staged rows of a committed batch are kept", most=50_000_000)
 
     @classmethod
     def load(cls, environ: Mapping[str, str] = os.environ, *, without_stack: bool = False) -> "Settings":
@@ -173,7 +186,8 @@ class Settings:
     @property
     def has_airflow(self) -> bool:
         """Whether runs can be started in Airflow: there is a password for it."""
-        return self.airflow_password_file is not None and self.airflow_password_file.exists()
+        file = self.airflow_password_file
+        return file is not None and os.path.exists(file)  # noqa: PTH110 - not Path's, which raises in a closed folder
 
     def conninfo(self, *, user: str | None = None) -> dict[str, Any]:
         """Return libpq's connection parameters, without a password.
@@ -238,14 +252,14 @@ def _remedy(file: Path) -> str:
 
 
 def _convert(setting: dataclasses.Field[Any], raw: Any, origin: str, home: Path) -> Any:
-    name, kind, least = setting.name, setting.type, setting.metadata["least"]
+    name, kind, least, most = setting.name, setting.type, setting.metadata["least"], setting.metadata["most"]
     if kind is int:
         try:
             number = int(raw) if isinstance(raw, str) or type(raw) is int else least - 1  # 1.5 and true are not whole numbers
         except (TypeError, ValueError):
             number = least - 1
-        if number < least:
-            raise SettingsInvalid(f"{name} must be a whole number of at least {least}, but {origin} says {raw!r}.")
+        if not least <= number <= most:
+            raise SettingsInvalid(f"{name} must be a whole number from {least} to {most}, but {origin} says {raw!r}.")
         return number
     if not isinstance(raw, str):
         raise SettingsInvalid(f"{name} must be a text in quotes, but {origin} says {raw!r}.")
@@ -253,4 +267,11 @@ def _convert(setting: dataclasses.Field[Any], raw: Any, origin: str, home: Path)
         raise SettingsInvalid(f"{name} must be one of {', '.join(choices)}, but {origin} says {raw!r}.")
     if kind in {str, str | None} or (name == "pg_sslrootcert" and raw == SYSTEM):
         return raw if kind in {str, str | None} else Path(raw)
-    return home / Path(raw).expanduser()
+    return _path(name, raw, origin, home)
+
+
+def _path(name: str, raw: str, origin: str, home: Path) -> Path:
+    try:
+        return home / Path(raw).expanduser()
+    except RuntimeError as error:  # ~ of an account that there is not
+        raise SettingsInvalid(f"{name} must be the path of a file or folder, but {origin} says {raw!r}: {error}") from error

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tidegate.doctor_checks import _witness
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SettingsInvalid
 
@@ -74,12 +75,29 @@ def test_the_connection_uses_the_names_that_libpq_knows() -> None:
 
 
 @pytest.mark.promise("error:SETTINGS_INVALID")
-@pytest.mark.parametrize("raw", ["abc", -1, 1.5, True])
+@pytest.mark.parametrize("raw", ["abc", -1, 1.5, True, 2_147_484])
 def test_a_value_that_is_not_a_number_is_refused_with_its_place(tmp_path: Path, raw: Any) -> None:
     file = write_toml(tmp_path, f"lock_timeout_seconds = {json.dumps(raw)}")
-    said = f"lock_timeout_seconds must be a whole number of at least 1, but {file} says {raw!r}."
+    said = f"lock_timeout_seconds must be a whole number from 1 to 2147483, but {file} says {raw!r}."
     with pytest.raises(SettingsInvalid, match=f"^{re.escape(said)}$"):
         sources(tmp_path)
+
+
+def test_a_path_of_an_account_that_there_is_not_is_refused_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsInvalid, match=r"pg_passfile must be the path .* but environment PGPASSFILE says '~nosuchaccount/x'"
+    ):
+        sources(tmp_path, PGPASSFILE="~nosuchaccount/x")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second account")
+def test_what_is_in_a_closed_folder_is_not_there_and_a_witness_cannot_be_written(tmp_path: Path) -> None:
+    os.setresuid(65_534, 65_534, 0)
+    try:
+        assert not Settings(airflow_password_file=tmp_path / "secrets" / "password").has_airflow
+        assert [*_witness(Settings(witness_folder=tmp_path / "closed" / "witness"))]
+    finally:
+        os.setresuid(0, 0, 0)
 
 
 def test_a_setting_that_does_not_exist_is_refused_with_those_that_do_and_none_is_a_password(tmp_path: Path) -> None:
