@@ -20,7 +20,7 @@ class BatchFilter:
     """Conditions that a batch has to meet; None stands for no condition.
 
     `since` and `until` limit the time of a batch's last event: opened, begun, sealed, failed, halted or committed. `error` is a
-    code, such as SOURCE_CHANGED, or the name of an exception. The txids are inclusive.
+    code, such as SOURCE_CHANGED, or the name of an exception, in capitals or not. The txids are inclusive.
     """
 
     phase: str | None = None
@@ -81,7 +81,7 @@ def _conditions(wanted: BatchFilter) -> list[sa.ColumnElement[bool]]:
     if wanted.phase is not None:
         conditions.append(tables.batches_view.c.phase == wanted.phase)
     if wanted.error is not None:
-        conditions.append(batch_error() == wanted.error)
+        conditions.append(sa.func.lower(batch_error()) == wanted.error.lower())
     if wanted.since is not None:
         conditions.append(_last_event() >= wanted.since)
     if wanted.until is not None:
