@@ -2,12 +2,15 @@
 
 import json
 import logging
+import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -42,6 +45,11 @@ def visible(text: str, keep: str = "") -> str:
         return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
     return UNSEEN.sub(escaped, text)
+
+
+def to_paste(path: Path) -> str:
+    """Return a path as one word of a command line, which no program takes for an option."""
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def show_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -210,7 +218,22 @@ def json_text(value: Any, indent: int | None = None) -> str:
         return found[0] if found[0] == "\n" else json.dumps(found[0])[1:-1]  # line ends are between values, never in them
 
     has_all_characters = (getattr(data(), "encoding", None) or "utf-8").lower().startswith("utf")
-    return UNSEEN.sub(escaped, json.dumps(value, default=plain, ensure_ascii=not has_all_characters, indent=indent))
+    dumps = partial(json.dumps, default=plain, ensure_ascii=not has_all_characters, indent=indent, allow_nan=False)
+    try:
+        return UNSEEN.sub(escaped, dumps(value))
+    except ValueError:  # JSON has no such numbers
+        return UNSEEN.sub(escaped, dumps(_finite(value)))
+
+
+def _finite(value: Any) -> Any:
+    """Return a value for JSON in which the numbers NaN and infinity are texts, as on the page."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value if value is None or isinstance(value, str | int) else _finite(plain(value))
 
 
 def plain(value: Any) -> Any:

@@ -5,6 +5,8 @@ import logging
 import os
 import pwd
 import unicodedata
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +45,15 @@ def test_json_means_the_same_and_does_nothing_to_a_terminal(capsys: pytest.Captu
         assert "Straße 猫" in shown
 
 
+def test_json_has_no_number_that_is_none() -> None:
+    shown = output.json_text([{"share": float("nan"), "times": (1.5, float("-inf"), datetime(2026, 1, 1))}])
+    assert json.loads(shown, parse_constant=pytest.fail) == [{"share": "nan", "times": [1.5, "-inf", "2026-01-01T00:00:00"]}]
+
+
+def test_a_path_with_spaces_or_a_dash_can_be_pasted() -> None:
+    assert [output.to_paste(Path(path)) for path in ("my shop", "-v.dump", "/a")] == ["'my shop'", "./-v.dump", "/a"]
+
+
 def test_a_log_and_a_crash_show_every_character(capsys: pytest.CaptureFixture[str]) -> None:
     record = logging.LogRecord("jobs", logging.ERROR, "file", 1, "quoted: %s", (HOSTILE,), None)
     logged = output.VisibleFormatter("%(message)s").format(record)
@@ -53,7 +64,7 @@ def test_a_log_and_a_crash_show_every_character(capsys: pytest.CaptureFixture[st
     assert "LookupError: " + SHOWN.replace(r"\nnext", "\nnext") in shown
 
 
-@pytest.mark.parametrize(("claimed", "expected"), [("boss", " (says boss)"), ("", "")])
+@pytest.mark.parametrize(("claimed", "expected"), [("boss", " (says boss)"), ("", ""), ("b\udcff", " (says b\\udcff)")])
 def test_the_ledger_names_the_account(claimed: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("USER", "SUDO_USER"):
         monkeypatch.delenv(name, raising=False)

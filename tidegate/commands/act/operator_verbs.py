@@ -14,7 +14,7 @@ from tidegate.commands.act import run_verbs
 from tidegate.explain import remedies
 from tidegate.jobs.registry import find_pipeline
 from tidegate.operator_actions import require_reason
-from tidegate.state_store.base.errors import UsageError
+from tidegate.state_store.base.errors import UsageError, storable
 from tidegate.state_store.base.project import account_name
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.read_ledger.batch_phases import ENDED
@@ -302,4 +302,4 @@ def operator(verb: str) -> str:
     """Return the operator's name for the ledger: the account, the name that the environment claims, and the verb."""
     account, claimed = account_name(os.getuid()), os.environ.get("SUDO_USER") or os.environ.get("LOGNAME")
     name = account if claimed in (None, "", account) else f"{account} (says {claimed})"
-    return f"{name}, tidegate {verb}"
+    return storable(f"{name}, tidegate {verb}")

@@ -50,7 +50,7 @@ def demo(context: click.Context) -> None:
             activate=""
             if shutil.which("tidegate")
             else "  . .venv/bin/activate                       once, so that tidegate is found\n",
-            home=settings.home,
+            home=output.to_paste(settings.home),
             url=settings.airflow_url,
             user=settings.airflow_user,
             password_file=settings.airflow_password_file,

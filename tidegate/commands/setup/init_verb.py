@@ -25,7 +25,8 @@ def init(folder: Path, as_json: bool) -> None:
     """Make a project of your own: a folder for pipelines, Dags, migrations and settings. What is there stays as it is."""
     home = folder.absolute()
     if home.resolve() == CHECKOUT:
-        raise UsageError(f"{home} is the checkout of Tidegate. Choose another folder: tidegate init ../{home.name}-jobs")
+        other = output.to_paste(Path(f"../{home.name}-jobs"))
+        raise UsageError(f"{home} is the checkout of Tidegate. Choose another folder: tidegate init {other}")
     try:
         written = _written(home)
     except OSError as error:
@@ -36,7 +37,8 @@ def init(folder: Path, as_json: bool) -> None:
     output.say(f"{home}: {', '.join(written) or 'nothing was missing'}.")
     if (named := os.environ.get(project.HOME_VARIABLE)) and Path(named).resolve() != home.resolve():
         output.say(f"The project is still {named}, which {project.HOME_VARIABLE} names: unset that, or let it name {home}.")
-    output.say(f"Next: cd {folder}, start a stack with `tidegate up`, write a pipeline and its Dag: see docs/projects.md")
+    there = output.to_paste(folder)
+    output.say(f"Next: cd {there}, start a stack with `tidegate up`, write a pipeline and its Dag: see docs/projects.md")
 
 
 def _written(home: Path) -> list[str]:

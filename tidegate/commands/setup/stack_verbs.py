@@ -78,7 +78,9 @@ def backup(file: Path, as_json: bool) -> None:
     from tidegate.stack import backup as backups  # noqa: PLC0415
 
     backups.backup(Settings.load(), file)
-    message = f"Wrote {file}. The sources' files are not in it. Put it back with: tidegate restore {file} --yes"
+    message = (
+        f"Wrote {file}. The sources' files are not in it. Put it back with: tidegate restore {output.to_paste(file)} --yes"
+    )
     output.report(message, {"written": str(file), "bytes": file.stat().st_size}, as_json)
 
 

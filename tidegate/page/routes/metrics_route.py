@@ -21,6 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from tidegate.output import to_paste
 from tidegate.page import access, ledger_connection
 from tidegate.page.routes.metric_definitions import families
 from tidegate.state_store.base.errors import SettingsInvalid, TidegateError
@@ -105,7 +106,9 @@ def read_token(file: Path) -> str:
     except (OSError, ValueError) as error:
         raise SettingsInvalid(f"metrics_token_file {file} cannot be read: {error}. Fix it or name another.") from error
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        raise SettingsInvalid(f"metrics_token_file {file} can be read or changed by other accounts. Run: chmod 600 {file}")
+        raise SettingsInvalid(
+            f"metrics_token_file {file} can be read or changed by other accounts. Run: chmod 600 {to_paste(file)}"
+        )
     if len(token) < SHORTEST_TOKEN:
         raise SettingsInvalid(
             f"metrics_token_file {file} holds {len(token)} characters; a token has at least {SHORTEST_TOKEN}."
