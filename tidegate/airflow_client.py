@@ -50,12 +50,18 @@ class AirflowClient:
     def trigger(self, pipeline: str, parameters: dict[str, int]) -> str:
         """Start a Dag run with these parameters; return its run id.
 
-        Raises: UnknownPipeline if Airflow has no such Dag, PermanentError if its file is broken or the Dag is paused,
-        AirflowUnavailable.
+        Raises: UnknownPipeline if Airflow has no such Dag, PermanentError if its file is broken, the Dag is paused, or
+        has no plan; AirflowUnavailable.
         """
         if self._dag(pipeline)["is_paused"]:
             raise PermanentError(f"Dag {pipeline} is paused, so a run would never start. Unpause it: {self._page(pipeline)}")
         try:
+            tasks = self._call("GET", f"/api/v2/dags/{pipeline}/tasks")["tasks"]
+            if all(task["task_id"] != self.PLAN for task in tasks):
+                raise PermanentError(
+                    f"Dag {pipeline} in Airflow is not Tidegate's: it has no task {self.PLAN}. Rename it, or the pipeline: "
+                    f"{self._page(pipeline)}"
+                )
             answer = self._call("POST", f"/api/v2/dags/{pipeline}/dagRuns", json={"logical_date": None, "conf": parameters})
         except UnknownPipeline:
             self._check_file(pipeline)  # Airflow still shows the Dag of a file that it cannot read any more

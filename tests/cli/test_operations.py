@@ -15,6 +15,8 @@ from tidegate.commands.act.operator_verbs import operator
 from tidegate.jobs.pipelines import flights
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import PipelineRetired
+from tidegate.state_store.pipeline_changes.retirement import Request
 
 ORDERS = ("shop,cents", "Lisbon,1250", "Lisbon,990", "Porto,0", "Porto,seven", "Porto,700")
 TRY_AGAIN = 75
@@ -124,6 +126,15 @@ def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: Comman
     assert len(tidegate.json("inspect", "flights")) == 1
 
 
+def airflow_that(patched: pytest.MonkeyPatch, settings: Settings, task: tuple[str, str], **says: Any) -> None:
+    """Let the verbs see an Airflow whose runs have this task in this state, and succeed unless it says otherwise."""
+    says = {"trigger": lambda *_: "run", "run_state": lambda *_: "success", "has_run": lambda *_: False} | says
+    tasks = [dict(zip(("task_id", "state"), task, strict=True))]
+    said = SimpleNamespace(PLAN="plan", task_instances=lambda *_: tasks, close=lambda: None, **says)
+    patched.setattr(airflow_client, "AirflowClient", lambda _: said)
+    patched.setattr(Settings, "load", lambda *_, **__: settings)
+
+
 @pytest.mark.promise("error:RUN_UNFINISHED", "verb:trigger")
 def test_a_run_that_was_marked_as_done_is_no_success(
     tidegate: CommandLine, store: StateStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -134,15 +145,43 @@ def test_a_run_that_was_marked_as_done_is_no_success(
         assert store.open_batches(SPEC, "run", [], None, [encode_metadata({"files": []})] * 2)
         return "run"
 
-    def airflow(_settings: Settings) -> Any:
-        said = {"trigger": trigger, "run_state": lambda *_: "success", "has_run": lambda *_: False, "close": lambda: None}
-        return SimpleNamespace(PLAN="plan", task_instances=lambda *_: [{"task_id": "plan", "state": "success"}], **said)
-
-    monkeypatch.setattr(airflow_client, "AirflowClient", airflow)
-    monkeypatch.setattr(Settings, "load", lambda *_, **__: tidegate.settings)
+    airflow_that(monkeypatch, tidegate.settings, ("plan", "success"), trigger=trigger)
     with pytest.raises(run_verbs.RunUnfinished, match=r"txids 1-2 have not committed: .*tidegate trigger flights --wait"):
         run_verbs.through_airflow("flights", {}, 10, as_json=False)
     assert "Committed" not in capsys.readouterr().out
+
+
+@pytest.mark.promise("verb:trigger")
+def test_a_run_that_another_team_or_a_retirement_ends_is_no_success(
+    tidegate: CommandLine, store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    airflow_that(monkeypatch, tidegate.settings, ("extract", "success"))
+    with pytest.raises(run_verbs.RunUnfinished, match="before it planned anything"):
+        run_verbs.through_airflow("flights", {}, 10, as_json=False)
+
+    def run_state(*_: object) -> str:
+        with StateStore.connect(tidegate.settings, user=tidegate.settings.pg_owner) as owner:
+            owner.retire("flights", Request("me", "it is replaced", drops_states=False, is_confirmed=True))
+        return "failed"
+
+    airflow_that(monkeypatch, tidegate.settings, ("plan", "failed"), run_state=run_state)
+    with pytest.raises(PipelineRetired, match="it is replaced"):
+        run_verbs.through_airflow("flights", {}, 10, as_json=False)
+
+
+@pytest.mark.promise("verb:backfill")
+def test_a_backfill_whose_batches_another_run_commits_is_done(
+    tidegate: CommandLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_flights(tidegate.settings.home, 1, GOOD)
+
+    def trigger(*_: object) -> str:
+        assert tidegate("run", "flights").returncode == 0  # the scheduled run, after which the backfill is queued
+        return "run"
+
+    airflow_that(monkeypatch, tidegate.settings, ("plan", "skipped"), trigger=trigger)
+    run_verbs.backfill.callback("flights", 1, 1, False, 10, False)
+    assert "Already committed: txid 1." in capsys.readouterr().out
 
 
 @pytest.mark.promise("verb:redo", "json:redo", "decision:0017")

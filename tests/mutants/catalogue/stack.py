@@ -19,10 +19,18 @@ SECRETS_SCRIPT = in_file("compose/secrets.sh")
 ENTRY = in_file("compose/entrypoint.sh")
 ROLES = in_file("compose/roles.sql")
 POD = in_file("deploy/worker-pod.yaml")
+RUN_VERBS = in_file("tidegate/commands/act/run_verbs.py")
 
 ACCOUNT = "security:another-account-in-file-system"
 
 MUTANTS = (
+    RUN_VERBS("a-backfill-does-not-ask-again-what-others-have-committed", "verb:backfill", "through_airflow")(
+        "_others(outcome, parameters, [-store.committed(pipeline)-]{+committed+})",
+        "test_a_backfill_whose_batches_another_run_commits_is_done",
+    ),
+    RUN_VERBS("a-run-without-a-plan-counts-as-a-success", "verb:trigger", "_check_planned")(
+        "airflow.PLAN [-or-]{+and+} task", "test_a_run_that_another_team_or_a_retirement_ends_is_no_success"
+    ),
     AIRFLOW_REPORT("a-scheduler-that-is-heard-is-said-to-be-silent", "verb:why", "causes_of")(
         "is None or silent [->-]{+<+} BUSY_SECONDS:", "test_each_obstacle_is_named_and_a_run_that_goes_on"
     ),

@@ -123,7 +123,7 @@ def backfill(pipeline: str, from_txid: int, to_txid: int, dry_run: bool, wait_se
         _report(Outcome(pipeline, "none", "success", already_committed=list(range(from_txid, to_txid + 1))), as_json)
         return
     outcome = through_airflow(pipeline, parameters, wait_seconds, as_json)
-    done = {*outcome.already_committed, *(t for t in outcome.txids if outcome.phases.get(t) in ENDED)}
+    done = {*outcome.already_committed, *outcome.txids}  # the run has ended well
     if missing := [txid for txid in range(from_txid, to_txid + 1) if txid not in done]:
         raise RunUnfinished(
             f"The source of {pipeline} has no data yet for {ranges(missing)}, or one run could not take them all. Run it again."
@@ -229,9 +229,7 @@ def through_airflow(
                 raise type(error)(
                     f"{prepared.message} But no run has started: {error} Then go on: tidegate trigger {pipeline} --wait"
                 ) from error
-            first, last = parameters.get("from_txid"), parameters.get("to_txid")
-            if first is not None:
-                outcome.already_committed = list(range(first, min(committed, last or committed) + 1))
+            outcome.already_committed = _others(outcome, parameters, committed)
             if prepared.message and not as_json:
                 output.say(prepared.message)
             if wait_seconds is None:
@@ -240,6 +238,8 @@ def through_airflow(
             if not as_json:
                 output.say(f"Dag run {outcome.run_id}: {settings.airflow_url}/dags/{pipeline}/runs/{outcome.run_id}")
             _follow(store, airflow, outcome, wait_seconds, quiet=as_json)
+            # Another run may have committed some since, such as the one that this one was queued after.
+            outcome.already_committed = _others(outcome, parameters, store.committed(pipeline))
             failed = airflow.task_instances(pipeline, outcome.runs[-1], "failed") if outcome.state == "failed" else []
             _check_planned(store, airflow, outcome)
         _report(outcome, as_json, prepared)
@@ -259,6 +259,14 @@ def _position(store: "StateStore", pipeline: str, parameters: dict[str, int]) ->
     opened = newest.txid if newest else 0
     check_range(pipeline, committed, parameters.get("from_txid"), parameters.get("to_txid"))
     return committed, opened
+
+
+def _others(outcome: Outcome, parameters: dict[str, int], committed: int) -> list[int]:
+    """Return the txids of the range, if it has a beginning, that other runs have committed."""
+    if (first := parameters.get("from_txid")) is None:
+        return []
+    last = min(committed, parameters.get("to_txid", committed))
+    return [txid for txid in range(first, last + 1) if txid not in outcome.txids]
 
 
 def _follow(store: "StateStore", airflow: "AirflowClient", outcome: Outcome, wait_seconds: int, *, quiet: bool) -> None:
@@ -313,7 +321,7 @@ def _check_planned(store: "StateStore", airflow: "AirflowClient", outcome: Outco
         return
     store.check_not_paused(outcome.pipeline)
     tasks = airflow.task_instances(outcome.pipeline, outcome.run_id)
-    if any(task["task_id"] == airflow.PLAN and task["state"] != "skipped" for task in tasks):
+    if all(task["task_id"] != airflow.PLAN or task["state"] != "skipped" for task in tasks):
         raise RunUnfinished(
             f"Dag run {outcome.run_id} has ended before it planned anything: a person has marked it, or its plan, as done. "
             f"Start another: tidegate trigger {outcome.pipeline} --wait"
@@ -330,6 +338,7 @@ def _check_committed(outcome: Outcome) -> None:
 
 
 def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> TidegateError:
+    store.check_history(outcome.pipeline)  # it may have been retired since
     (lag,), losses = store.lag([outcome.pipeline]), store.losses()
     root = why.root_causes(store, [outcome.pipeline])[outcome.pipeline].error
     tasks = ", ".join(f"{name} ({count})" for name, count in sorted(Counter(failed_tasks).items()))
