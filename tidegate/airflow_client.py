@@ -27,7 +27,12 @@ class AirflowClient:
     PLAN = "plan"  # the first task of a run, skipped if there is nothing to do
 
     def __init__(self, settings: Settings) -> None:
-        url = httpx.URL(settings.airflow_url)
+        try:
+            url = httpx.URL(settings.airflow_url)
+        except httpx.InvalidURL as error:
+            raise SettingsInvalid(
+                f"airflow_url {settings.airflow_url} is no address: {error}. See: tidegate settings"
+            ) from error
         loopback = loopback_address(url.host) if url.scheme == "http" else None
         self._server: Server | None = None
         if loopback:  # no name is looked up, and no proxy sees the password
@@ -37,10 +42,17 @@ class AirflowClient:
         if settings.airflow_password_file is None:
             raise SettingsInvalid(NO_LOGIN)
         try:
-            password = settings.airflow_password_file.read_text().strip()
+            self._password = settings.airflow_password_file.read_text().strip()
         except OSError as error:
             raise SettingsInvalid(f"{settings.airflow_password_file} cannot be read: {error.strerror}. {NO_LOGIN}") from error
-        answer = self._call("POST", "/auth/token", json={"username": settings.airflow_user, "password": password})
+        self._user = settings.airflow_user
+        self._log_in()
+
+    def _log_in(self) -> None:
+        self._http.headers.pop("Authorization", None)
+        answer = self._call("POST", "/auth/token", json={"username": self._user, "password": self._password})
+        if "access_token" not in answer:
+            raise self._is_another("/auth/token")
         self._http.headers["Authorization"] = f"Bearer {answer['access_token']}"
 
     def close(self) -> None:
@@ -159,16 +171,29 @@ class AirflowClient:
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         try:
             answer = self._http.request(method, path, extensions={"trace": self._check_listener}, **arguments)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise AirflowUnavailable(
                 f"Airflow does not answer at {self._http.base_url}: {error}. Start it: tidegate up"
             ) from error
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise UnknownPipeline(f"Airflow has no {path}. Is there a file for it in dags/? See also: tidegate status")
+        if answer.status_code == httpx.codes.UNAUTHORIZED and "Authorization" in self._http.headers:
+            self._log_in()  # the token has expired: it holds for a day
+            return self._call(method, path, **arguments)
         if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise PermanentError("Airflow refuses the user or password; see: tidegate settings")
         if answer.is_server_error:
             raise AirflowUnavailable(f"Airflow failed with {answer.status_code} on {path}. See the api-server's log.")
         if answer.is_client_error:
             raise PermanentError(f"Airflow refused {method} {path} with {answer.status_code}: {answer.text[:300]}")
-        return dict(answer.json())
+        try:
+            content = answer.json() if answer.is_success else None
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict):
+            raise self._is_another(path)
+        return content
+
+    def _is_another(self, path: str) -> AirflowUnavailable:
+        url = self._http.base_url
+        return AirflowUnavailable(f"What answers at {url}{path} is not Airflow. Correct airflow_url: tidegate settings")

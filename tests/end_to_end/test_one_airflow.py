@@ -54,7 +54,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory, occupied: set[int]) -> Iterat
         "JDK_JAVA_OPTIONS": QUICK_TO_START,
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",  # no Dag changes: reading all again takes core seconds
         "TIDEGATE_LOCK_TIMEOUT_SECONDS": "10",  # tests hold locks for as long as anything waits for them
-        USERS_VARIABLE: "admin:admin,viewer:viewer",
+        USERS_VARIABLE: "admin:admin, viewer:viewer",
     }
     shell = Shell(folder / "tidegate/examples", environment, folder / "variables")
     try:

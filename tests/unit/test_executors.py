@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.compute.sessions.executor_artifacts import artifacts_for
+from tidegate.jobs import registry
+from tidegate.jobs.compute.sessions.executor_artifacts import artifacts_for, code_of
 from tidegate.jobs.spark.task_connections import SessionFile, conninfo_of_tasks
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SettingsInvalid
@@ -30,6 +31,14 @@ def test_the_archive_is_named_by_its_content(tmp_path: Path, monkeypatch: pytest
     assert {f"tidegate/{name}" for name in ours} <= first.modules.keys()
     (tmp_path / "author_of_test/inner/table.json").write_text("[]")
     assert sent().name != first.name
+
+
+def test_links_that_emacs_makes_are_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "folder", lambda: str(tmp_path))
+    (tmp_path / "orders.py").write_text("x = 1")
+    before = code_of([])
+    (tmp_path / ".#orders.py").symlink_to("anna@laptop.4711:1700000000")  # while there are unsaved changes
+    assert code_of([]) == before
 
 
 def test_a_password_file_travels_under_a_name_that_says_nothing(tmp_path: Path) -> None:

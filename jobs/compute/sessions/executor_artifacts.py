@@ -121,9 +121,14 @@ def _our_modules() -> Mapping[str, bytes]:
 
 
 def _pipelines() -> dict[str, Path]:
-    """Return the files in the folder of pipelines by their paths as modules."""
+    """Return the files in the folder of pipelines by their paths as modules; no hidden ones, such as links that Emacs makes."""
     folder = Path(registry.folder())
-    return {f"{NAME}/jobs/pipelines/{file.relative_to(folder).as_posix()}": file for file in folder.rglob("*.py")}
+    inside = {file.relative_to(folder): file for file in folder.rglob("*.py") if file.is_file()}
+    return {f"{NAME}/jobs/pipelines/{path.as_posix()}": file for path, file in inside.items() if not _is_hidden(path)}
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _sendable_files(module: str) -> Iterator[tuple[str, Path]]:
@@ -146,7 +151,7 @@ def _files_of_module(module: str) -> Iterator[tuple[str, Path]]:
     prefix = name.replace(".", "/")
     for file in files:
         inside = file.relative_to(base)
-        if not any(part == "__pycache__" or part.startswith(".") for part in inside.parts):
+        if "__pycache__" not in inside.parts and not _is_hidden(inside):
             yield (f"{prefix}.py" if folder is None else f"{prefix}/{inside.as_posix()}"), file
 
 

@@ -26,6 +26,7 @@ LOCAL_SETTINGS = Path(__file__).resolve().parents[1] / "airflow_settings"
 USER = "admin"
 USERS_VARIABLE = "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"  # users besides the administrator, such as admin:admin,anna:viewer
 PROCESSES = ("api-server", "scheduler", "dag-processor", "triggerer")
+HEALTH_BYTES = 65536  # many times what Airflow's health page has
 RUNS_TASKS = ("scheduler", "triggerer")
 _PARTS = {"api-server": "metadatabase", "dag-processor": "dag_processor"}  # of the health page; others have the process's name
 
@@ -71,7 +72,7 @@ class EmbeddedAirflow:
         """Write the administrator's password for Airflow, and one for each other user, which stays as it is."""
         file = self._secrets / "airflow_passwords.json"
         known = json.loads(file.read_text()) if file.exists() else {}
-        others = {user.partition(":")[0] for user in os.environ.get(USERS_VARIABLE, USER).split(",")} - {USER}
+        others = {user.strip().partition(":")[0] for user in os.environ.get(USERS_VARIABLE, USER).split(",")} - {USER}
         # Airflow would print a password that it had to make to its log.
         passwords = {name: known.get(name) or secrets.token_urlsafe(16) for name in sorted(others)}
         write_secret(file, json.dumps({USER: self.password_file.read_text(), **passwords}))
@@ -200,10 +201,10 @@ class EmbeddedAirflow:
             answer = connection.getresponse()
             if answer.status != OK:
                 raise _NoAnswerError(f"{self.url} answers with {answer.status}")
-            return {part: (found or {}).get("status") for part, found in json.load(answer).items()}
+            return {part: (found or {}).get("status") for part, found in json.loads(answer.read(HEALTH_BYTES)).items()}
         except (OSError, HTTPException):
             raise _NoAnswerError(f"nothing answers at {self.url}") from None
-        except ValueError:
+        except (ValueError, AttributeError, RecursionError):  # another program's JSON
             raise _NoAnswerError(f"{self.url} answers, but not as Airflow does") from None
         finally:
             connection.close()
