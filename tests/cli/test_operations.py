@@ -8,7 +8,7 @@ import pytest
 
 from tests.batches import Batches
 from tests.cli.conftest import GOOD, CommandLine, write_file, write_flights
-from tests.store import encode_metadata
+from tests.store import Request, encode_metadata
 from tidegate import airflow_client
 from tidegate.commands.act import run_verbs
 from tidegate.commands.act.operator_verbs import operator
@@ -16,7 +16,6 @@ from tidegate.jobs.pipelines import flights
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import PipelineRetired
-from tidegate.state_store.pipeline_changes.retirement import Request
 
 ORDERS = ("shop,cents", "Lisbon,1250", "Lisbon,990", "Porto,0", "Porto,seven", "Porto,700")
 TRY_AGAIN = 75
