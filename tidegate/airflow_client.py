@@ -168,18 +168,21 @@ class AirflowClient:
         if event == "http11.send_request_headers.started" and self._server:
             self._server.check()
 
-    def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+    def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
-            answer = self._http.request(method, path, extensions={"trace": self._check_listener}, **arguments)
+            return self._http.request(method, path, extensions={"trace": self._check_listener}, **arguments)
         except httpx.RequestError as error:
             raise AirflowUnavailable(
                 f"Airflow does not answer at {self._http.base_url}: {error}. Start it: tidegate up"
             ) from error
-        if answer.status_code == httpx.codes.NOT_FOUND:
-            raise UnknownPipeline(f"Airflow has no {path}. Is there a file for it in dags/? See also: tidegate status")
+
+    def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+        answer = self._request(method, path, **arguments)
         if answer.status_code == httpx.codes.UNAUTHORIZED and "Authorization" in self._http.headers:
             self._log_in()  # the token has expired: it holds for a day
-            return self._call(method, path, **arguments)
+            answer = self._request(method, path, **arguments)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise UnknownPipeline(f"Airflow has no {path}. Is there a file for it in dags/? See also: tidegate status")
         if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise PermanentError("Airflow refuses the user or password; see: tidegate settings")
         if answer.is_server_error:
