@@ -97,6 +97,8 @@ def test_a_client_logs_in_again_and_starts_no_dag_without_a_plan(tmp_path: Path)
     login = (200, '{"access_token": "t"}')
     with answering(login, (401, ""), login, (200, '{"state": "queued"}')) as port:
         assert AirflowClient(settings_for(port, tmp_path)).run_state("orders", "run") == "queued"
+    with answering(login, (401, "")) as port, pytest.raises(PermanentError, match="refuses the user or password"):
+        AirflowClient(settings_for(port, tmp_path)).run_state("orders", "run")
     with answering(login, (200, '{"is_paused": false}'), (200, '{"tasks": [{"task_id": "extract"}]}')) as port:
         client = AirflowClient(settings_for(port, tmp_path))
         with pytest.raises(PermanentError, match="not Tidegate's: it has no task plan"):
