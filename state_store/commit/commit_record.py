@@ -72,6 +72,12 @@ def already_committed(connection: Connection, pipeline: str, txid: int, cursor_t
     return done
 
 
+def skipped(pipeline: str) -> sa.Select[int, str, str]:
+    """Return the query for the skipped batches of a pipeline: the txid, who has skipped it, and why."""
+    k = tables.commit.c
+    return sa.select(k.txid, k.owner, k.skipped_reason).where(k.pipeline == pipeline, k.skipped_reason.is_not(None))
+
+
 def skip(connection: Connection, spec: PipelineSpec, batch: BatchFacts, owner: str, reason: str) -> Commit:
     """Commit the next batch without rows, as it was given up."""
     counted_files.write(connection, spec, [batch.input], are_skipped=True)

@@ -78,9 +78,8 @@ def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, r
     Raises: SchemaOutOfDate if the pipeline is not registered, PipelineRetired; RangeRefused if its pipeline has skipped it.
     """
     cursors.check_in_service(connection, pipeline)
-    rebuild, k = schema_revision.rebuilds_in_service(connection).get(pipeline), tables.commit.c
-    of_pipeline = k.pipeline == (rebuild and rebuild.pipeline), k.skipped_reason.is_not(None)
-    skipped = connection.scalars(sa.select(k.txid).where(*of_pipeline)).all() if rebuild else ()
+    rebuild = schema_revision.rebuilds_in_service(connection).get(pipeline)
+    skipped = connection.scalars(commit_record.skipped(rebuild.pipeline)).all() if rebuild else ()
     if rebuild and txid in skipped:
         raise RangeRefused(
             f"{pipeline} {txid} is skipped as {rebuild.pipeline} has skipped it: a rebuild has the same batches."

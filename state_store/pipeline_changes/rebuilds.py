@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import DeclarationChanged, TidegateError
+from tidegate.state_store.commit import commit_record
 from tidegate.state_store.commit.quarantined_records import MENDED, count_by_input, records_by_input, waits
 from tidegate.state_store.declarations.pipeline_spec import (
     PipelineSpec,
@@ -224,10 +225,8 @@ def _replay(connection: Connection, spec: PipelineSpec, txid: int, planned: Sour
 
 def _skip(connection: Connection, spec: PipelineSpec, first: int, last: int) -> set[int]:
     """Give up those new batches of a rebuild that were skipped in its pipeline; return their txids."""
-    k = tables.commit.c
-    skipped = sa.select(k.txid, k.owner, k.skipped_reason).where(
-        k.pipeline == spec.rebuilds, k.txid.between(first, last), k.skipped_reason.is_not(None)
-    )
+    assert spec.rebuilds is not None
+    skipped = commit_record.skipped(spec.rebuilds).where(tables.commit.c.txid.between(first, last))
     found = connection.execute(skipped).all()
     for txid, owner, reason in found:
         _give_up(connection, spec, txid, owner, reason)

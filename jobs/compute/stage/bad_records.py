@@ -5,8 +5,6 @@ payload: the raw record if the parser refused it, its columns as JSON if a check
 into ``tidegate.quarantine`` in the commit of its batch, so that each record either reaches the states or waits there.
 """
 
-from typing import TYPE_CHECKING
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -15,9 +13,6 @@ from tidegate.jobs.sources.column_types import quoted
 from tidegate.jobs.spark.task_errors import refusal
 from tidegate.state_store.base.errors import MalformedRecord
 from tidegate.state_store.declarations.pipeline_spec import INPUT_END
-
-if TYPE_CHECKING:
-    pass
 
 SHOWN_CHARACTERS = 200
 # By default, Spark writes times into JSON with three digits of a second.
