@@ -67,7 +67,7 @@ def run_pipeline(
         return RunResult(txids, _process_and_commit(worker, txids, progress))
 
 
-def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) -> list[Commit]:  # noqa: C901 - four functions
+def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) -> list[Commit]:
     """Process batches at the pipeline's concurrency, while this thread commits in order; return the commits."""
     settings, pipeline, store = worker.store.settings, worker.pipeline, worker.store
     stopped = threading.Event()

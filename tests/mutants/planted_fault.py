@@ -11,6 +11,7 @@ from tests.checkout import REPOSITORY
 
 # Tests that read the code or the documents, and not what the code does: a fault that they notice has not been noticed.
 NOT_OF_BEHAVIOUR = (
+    "tests/unit/test_functions.py",
     "tests/unit/test_imports.py",
     "tests/unit/test_mutants.py",
     "tests/unit/test_promises.py",
