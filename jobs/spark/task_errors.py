@@ -1,7 +1,14 @@
-"""Errors of ours that Spark's tasks and expressions raise: Spark passes on only text, with class and message after MARK."""
+"""Errors of ours that Spark's tasks and expressions raise: Spark passes on only text, with class and message after MARK.
+
+Such a text may also quote values of records. MARK is drawn by each driver, and its tasks carry the mark, so that no record can
+contain it.
+"""
 
 import json
 import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tidegate.state_store.base import errors
@@ -10,14 +17,19 @@ from tidegate.state_store.base.errors import TidegateError
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-MARK = "TIDEGATE_ERROR"
+MARK = f"TIDEGATE_ERROR_{secrets.token_hex(8)}"
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def reported(error: TidegateError) -> ValueError:
-    """Return the exception with which a task reports an error: `reported_in` finds it in Spark's error."""
-    report = {"error": type(error).__name__, "message": "{text}", "text": str(error)}  # braces in a text are no placeholders
-    return ValueError(f"{MARK} {json.dumps(report)}")
+@contextmanager
+def reporting(mark: str) -> Iterator[None]:
+    """Raise a task's errors of ours so that `reported_in` finds them in Spark's error; `mark` is the driver's MARK."""
+    try:
+        yield
+    except TidegateError as error:
+        # Braces in a text are no placeholders.
+        report = {"error": type(error).__name__, "message": "{text}", "text": str(error)}
+        raise ValueError(f"{mark} {json.dumps(report)}") from error
 
 
 def refusal(kind: type[TidegateError], message: str, **values: "Column") -> "Column":

@@ -58,11 +58,13 @@ def raising(error: BaseException) -> Callable[[DataFrame], DataFrame]:
     return transform
 
 
+IMITATED = 'TIDEGATE_ERROR {"error": "StoreUnavailable", "message": "try again"}'
 CONTENT, RETRIED, CODE = "^given up", "^SparkFailed", "^DeclarationInvalid"
 CHANGES, ANSI, ZONE = f"{CODE}.*The transform changes spark.sql", "spark.sql.ansi.enabled", "spark.sql.session.timeZone"
 # In a worker of Spark by classes, in SQL by SQLSTATEs: errors about values are content; others may pass, or are the code's.
 MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "a value with half a character": (in_a_worker(r"raise ValueError('unknown shop \ud83d')"), CONTENT),
+    "a value that says what a task would": (in_a_worker(f"raise ValueError({IMITATED!r})"), CONTENT),
     "a crash": (in_a_worker("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), RETRIED),
     "a value that a missing file made": (in_a_worker("try:\n  open('/nonexistent')\nexcept OSError:\n  int('two')"), RETRIED),
     "a cast": (in_sql("cast(name AS int)"), CONTENT),

@@ -20,9 +20,9 @@ from pyspark.sql.pandas.types import to_arrow_type
 from tidegate.jobs.compute.partials import declared_columns
 from tidegate.jobs.sources.column_types import quoted
 from tidegate.jobs.spark.task_connections import on_executor
-from tidegate.jobs.spark.task_errors import reported
+from tidegate.jobs.spark.task_errors import MARK, reporting
 from tidegate.jobs.state_queries import How
-from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
+from tidegate.state_store.base.errors import DeclarationInvalid
 from tidegate.state_store.declarations.column_spec import DAYS, TICKS
 from tidegate.state_store.read_states.executor_lookup import Reading, connected
 
@@ -134,6 +134,7 @@ class Lookup:
     reading: Reading
     result: Mapping[str, pa.DataType]
     kinds: tuple[str, ...]
+    mark: str = MARK
 
     def answers(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Yield for each batch of keys a struct: whether the state has the key, and the columns of its row.
@@ -142,13 +143,10 @@ class Lookup:
         """
         if (first := next(batches, None)) is None:
             return  # a task without rows needs no connection
-        try:
-            with connected(on_executor(self.conninfo), self.reading.of) as connection:
-                for batch in chain([first], batches):
-                    columns = batch if isinstance(batch, tuple) else (batch,)
-                    yield self._answer(connection, [_one_array(column) for column in columns])
-        except TidegateError as error:
-            raise reported(error) from error
+        with reporting(self.mark), connected(on_executor(self.conninfo), self.reading.of) as connection:
+            for batch in chain([first], batches):
+                columns = batch if isinstance(batch, tuple) else (batch,)
+                yield self._answer(connection, [_one_array(column) for column in columns])
 
     def _answer(self, connection: Any, columns: list[pa.Array]) -> pa.StructArray:
         """Return what the state has for each key; Postgres is asked for each different key once."""

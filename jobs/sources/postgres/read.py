@@ -21,7 +21,7 @@ from tidegate.jobs.sources.postgres.source_connection import check_primary, conn
 from tidegate.jobs.sources.postgres.table_origin import check_same_origin, read_origin
 from tidegate.jobs.sources.postgres.table_query import Position, TableQuery, rows_now
 from tidegate.jobs.spark.task_connections import conninfo_of_tasks, on_executor
-from tidegate.jobs.spark.task_errors import reported
+from tidegate.jobs.spark.task_errors import MARK, reporting
 from tidegate.state_store.base.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
@@ -107,15 +107,14 @@ class PartsReader:
     conninfo: dict[str, Any]
     query: TableQuery
     parts: list[KeyRange]
+    mark: str = MARK
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the parts of one task."""
-        try:
+        with reporting(self.mark):
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     yield from read_part(on_executor(self.conninfo), self.query, self.parts[number])
-        except TidegateError as error:
-            raise reported(error) from error
 
 
 def read_part(conninfo: dict[str, Any], query: TableQuery, part: KeyRange) -> Iterator[pa.RecordBatch]:

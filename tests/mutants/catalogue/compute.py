@@ -11,6 +11,7 @@ WAITING = in_file("jobs/compute/stage/waiting_records.py")
 IMPURE_SQL = in_file("jobs/impure_sql.py")
 PIPELINE, PURITY = in_file("jobs/pipeline.py"), in_file("jobs/compute/transform/transform_purity.py")
 ANSWERS = in_file("jobs/compute/transform/state_query_answers.py")
+TASK_ERRORS = in_file("jobs/spark/task_errors.py")
 HISTORY_VIEW = in_file("state_store/states/history_state_view.py")
 PIPELINE_SPEC = in_file("state_store/declarations/pipeline_spec.py")
 
@@ -24,6 +25,9 @@ MUTANTS = (
     ),
     HISTORY_VIEW("a-version-ends-at-that-of-another-key", "I1", "_Neighbours.nearest")(
         "first.where(*way[-, *compared-])", "test_null_in_a_key_is_a_key_as_any_other"
+    ),
+    TASK_ERRORS("a-value-chooses-the-class-of-its-error", "error:SPARK_FAILED", MODULE)(
+        'MARK = f"TIDEGATE_ERROR[-_{secrets.token_hex(8)}-]"', "test_only_errors_about_values_are_content"
     ),
     WINDOW_PIECES("windows-begin-without-their-offset", "I22", "_start")(
         "F.pmod(ticks[- - F.lit(window.offset)-],", "test_windows_are_those_of_plain_python"

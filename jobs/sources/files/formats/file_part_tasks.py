@@ -5,14 +5,14 @@ Flagged rows have three more columns, HIDDEN: origin, refusal and payload. Other
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.jobs.sources import HIDDEN
-from tidegate.jobs.spark.task_errors import reported
+from tidegate.jobs.spark.task_errors import MARK, reporting
 from tidegate.state_store.base.errors import MalformedRecord, storable
 
 SHOWN_RECORD_CHARACTERS = 200
@@ -31,15 +31,14 @@ class TaskReader(ABC):
     """
 
     tasks: Sequence[Sequence[Any]]
+    mark: str = field(default=MARK, kw_only=True)
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the parts of some tasks.
-
-        Raises: the exceptions of `tidegate.jobs.spark.task_errors.reported`.
-        """
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                yield from self.read_task(number)
+        """Read the parts of some tasks; errors of ours are raised as `task_errors.reporting` does."""
+        with reporting(self.mark):
+            for batch in numbers:
+                for number in batch.column(0).to_pylist():
+                    yield from self.read_task(number)
 
     def read_task(self, number: int) -> Iterator[pa.RecordBatch]:
         """Read the parts of one task."""
@@ -76,6 +75,6 @@ def flagged_batch(
     return pa.RecordBatch.from_pydict({**columns, **dict(zip(HIDDEN, hidden, strict=True))})
 
 
-def malformed(place: str, reason: str, record: str) -> ValueError:
-    """Return the exception with which a task reports a bad record."""
-    return reported(MalformedRecord(MISFIT.format(place=place, why=reason, record=record[:SHOWN_RECORD_CHARACTERS])))
+def malformed(place: str, reason: str, record: str) -> MalformedRecord:
+    """Return the error for a bad record."""
+    return MalformedRecord(MISFIT.format(place=place, why=reason, record=record[:SHOWN_RECORD_CHARACTERS]))

@@ -18,7 +18,6 @@ from tidegate.jobs.sources.files.formats.file_part_tasks import SHOWN_RECORD_CHA
 from tidegate.jobs.sources.files.formats.parquet_files.parquet_footers import too_long
 from tidegate.jobs.sources.files.formats.records.text_records import MAX_RECORD_BYTES
 from tidegate.jobs.sources.files.stores.object_places import Place, for_arrow
-from tidegate.jobs.spark.task_errors import reported
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 from tidegate.state_store.declarations.column_spec import DAYS, TICKS
 
@@ -67,7 +66,7 @@ class RowsReader(TaskReader):
             except (OSError, pa.ArrowException) as error:
                 reason = str(error).partition("\n")[0]
                 unreadable = f"{part.path} cannot be read: {reason}. Write the file again, in a usual encoding."
-                raise reported(SourceUnreadable(unreadable)) from error
+                raise SourceUnreadable(unreadable) from error
             for start, length in _pieces(part, batch, row):
                 yield self._converted(part, _decoded(batch.slice(start, length)), row + start)
             row += batch.num_rows
@@ -195,7 +194,7 @@ def _pieces(part: RowGroups, batch: pa.RecordBatch, row: int) -> Iterator[tuple[
         before = ends[start - 1] if start else 0
         if ends[start] - before > MAX_RECORD_BYTES:
             reason = too_long({name: int(each[start]) for name, each in sizes.items()})
-            raise reported(MalformedRecord(f"{part.path}, row {row + start}: {reason}"))
+            raise MalformedRecord(f"{part.path}, row {row + start}: {reason}")
         end = int(np.searchsorted(ends, before + MAX_RECORD_BYTES, side="right"))
         yield start, end - start
         start = end
