@@ -50,11 +50,16 @@ PGDialect_psycopg2.__hash__ = lambda _: hash(PGDialect_psycopg2)
 PGDialect_psycopg2.engine_created = lambda engine: engine.update_execution_options(compiled_cache=_compiled)
 
 COMMAND = Path(sys.executable).with_name("tidegate")
+# Three processes take their files in turn: the longest first. As `testpaths`, pytest's first process would load each conftest.
+FOLDERS = ["end_to_end", "acceptance", "integration", "model", "conformance", "sources", "jobs", "cli", "page"]
+FOLDERS += ["stack", "dags", "fuzz", "readme", "unit", "observability", "chaos", "cluster"]
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what only `make soak` runs: what is marked `soak`, and of a test that is `sampled(n)`, all but n parameters."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest first; leave out what is for `make soak`: what is `soak`, and of `sampled(n)`, all but n parameters."""
+    if [Path(argument).name for argument in config.args] == ["tests"]:
+        items.sort(key=lambda item: FOLDERS.index(item.nodeid.split("/")[1]))
     if os.environ.get("SOAK"):
         return
     items[:] = [item for item in items if not item.get_closest_marker("soak")]
