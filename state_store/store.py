@@ -34,7 +34,7 @@ from tidegate.state_store.connections.local_settings import hold_open
 from tidegate.state_store.connections.steps import reads, reads_rows, reads_snapshot, writes, writes_later
 from tidegate.state_store.connections.table_locks import hold
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, StateSpec
-from tidegate.state_store.ledger import batches, counted_files, cursors, plan_outcomes, schema_revision
+from tidegate.state_store.ledger import batches, counted_files, cursors, plan_outcomes, schema_revision, stopped_batches
 from tidegate.state_store.ledger import followers as ledger_followers
 from tidegate.state_store.ledger.batches import BatchInput
 from tidegate.state_store.ledger.commit_witness import Witness
@@ -303,9 +303,9 @@ class StateStore(Database):
             batch = attempts.lock_batch(connection, pipeline, txid)
             if not attempts.is_poison(connection, batch) or attempts.poison_tries(connection, pipeline, txid) < tries:
                 return False
-            return batches.give_up(connection, pipeline, txid, owner, reason)
+            return stopped_batches.give_up(connection, pipeline, txid, owner, reason)
 
-    halt_batch = writes("halting a batch", batches.halt)
+    halt_batch = writes("halting a batch", stopped_batches.halt)
 
     # commit
 

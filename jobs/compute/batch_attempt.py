@@ -19,7 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from tidegate.jobs.compute.partials.rows_to_partials import aggregate, counter_of
-from tidegate.jobs.compute.sessions.session import application_of, interruptible
+from tidegate.jobs.compute.sessions.interruption import interruptible
+from tidegate.jobs.compute.sessions.session import application_of
 from tidegate.jobs.compute.shortcuts import SAFE, Route, Routing, choose, is_flagged, is_untouched
 from tidegate.jobs.compute.stage import bad_records, row_tracking, stage_partials, waiting_records
 from tidegate.jobs.compute.stage.record_checks import with_checks

@@ -1,9 +1,7 @@
-"""Batches: opened without gaps, assigned to runs, halted, given up; metadata are frozen before a read (I6 in docs/protocol.md).
+"""Batches: opened without gaps, assigned to runs; metadata are frozen before a read (I6 in docs/protocol.md).
 
 Each batch records the digest of the metadata that it continues. The commit compares that with the cursor's: a batch commits
 only if it continues exactly what has committed, whichever batches were planned again in the meantime (I12).
-
-A failed batch may be halted, to wait for a person, or given up: then a commit without rows skips it in its turn.
 """
 
 import hashlib
@@ -104,7 +102,7 @@ def uncommitted_inputs(connection: Connection, pipeline: str, before_txid: int) 
     Raises: MetadataCorrupt.
     """
     b = tables.batch.c
-    statement = _inputs(pipeline).where(b.txid > _cursor_txid(pipeline), b.txid < before_txid).order_by(b.txid)
+    statement = _inputs(pipeline).where(b.txid > cursor_txid(pipeline), b.txid < before_txid).order_by(b.txid)
     return [checked_input(pipeline, InputRow(*row)) for row in connection.execute(statement)]
 
 
@@ -175,7 +173,7 @@ def in_flight(connection: Connection, pipeline: str) -> tuple[int, int]:
     """Return how many uncommitted batches have begun, and how many have not."""
     b = tables.batch.c
     begun = sa.func.count().filter(b.attempt > 0)
-    counts = sa.select(begun, sa.func.count() - begun).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline))
+    counts = sa.select(begun, sa.func.count() - begun).where(b.pipeline == pipeline, b.txid > cursor_txid(pipeline))
     begun_count, not_begun = connection.execute(counts).one()
     return begun_count, not_begun
 
@@ -231,21 +229,13 @@ def insert_batches(
 
 def uncommitted(connection: Connection, pipeline: str, limit: int) -> list[int]:
     """Return opened txids after the cursor in order, at most `limit`."""
-    return list(connection.scalars(_open_txids(pipeline).limit(limit)))
+    return list(connection.scalars(open_txids(pipeline).limit(limit)))
 
 
-def stopped(connection: Connection, pipeline: str, limit: int) -> list[int]:
-    """Return the uncommitted txids that are halted or were given up, in order, at most `limit`."""
-    return list(connection.scalars(_open_txids(pipeline).where(_is_stopped()).limit(limit)))
-
-
-def _open_txids(pipeline: str) -> sa.Select[Any]:
+def open_txids(pipeline: str) -> sa.Select[Any]:
+    """Return the query for the opened txids after the cursor, in order."""
     b = tables.batch.c
-    return sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline)).order_by(b.txid)
-
-
-def _is_stopped() -> sa.ColumnElement[bool]:
-    return sa.or_(tables.batch.c.halted_at.is_not(None), tables.batch.c.skip_reason.is_not(None))
+    return sa.select(b.txid).where(b.pipeline == pipeline, b.txid > cursor_txid(pipeline)).order_by(b.txid)
 
 
 def assign_to_run(connection: Connection, pipeline: str, run_id: str, txids: Sequence[int]) -> bool:
@@ -279,59 +269,12 @@ def txid_at(connection: Connection, pipeline: str, run_id: str, position: int) -
     return connection.scalar(sa.select(r.txid).where(r.pipeline == pipeline, r.run_id == run_id, r.position == position))
 
 
-def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason: str) -> bool:
-    """Give up a batch that the caller has locked; return False if it has committed or is given up already."""
-    b = tables.batch.c
-    given_up = (
-        sa.update(tables.batch)
-        .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None))
-        .values(skip_owner=owner, skip_reason=reason, halted_at=None, halted_reason=None)
-    )
-    return bool(connection.execute(given_up).rowcount)
-
-
-def reopen(connection: Connection, pipeline: str, txid: int | None, without: Sequence[int] = ()) -> list[int]:
-    """Lift halts, decisions to skip, and counts of failures, so that batches are tried again; return the txids.
-
-    Without a txid, these are all halted or given-up batches; a given one need be neither. Committed ones are left out, and
-    those `without`; one that is being committed or skipped is waited for.
-    """
-    b = tables.batch.c
-    requested = sa.and_(_is_stopped() if txid is None else b.txid == txid, b.txid.not_in(without))
-    locked = lock_open(connection, pipeline, requested)
-    values = {"skip_owner": None, "skip_reason": None, "halted_at": None, "halted_reason": None, "tries_after": b.attempt}
-    return sorted(
-        connection.scalars(
-            sa.update(tables.batch)
-            .where(b.pipeline == pipeline, b.txid.in_(locked), b.txid > _cursor_txid(pipeline), requested)
-            .values(values)
-            .returning(b.txid)
-        )
-    )
-
-
-def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
-    """Halt a batch: nothing retries it by itself, and later batches of the run end instead of waiting for it.
-
-    Nothing changes if it has committed or was given up meanwhile, or if its pipeline was retired: after it is reinstated, its
-    batches are as they were.
-    """
-    b, p = tables.batch.c, tables.pipeline.c
-    lock_open(connection, pipeline, b.txid == txid)
-    is_retired = sa.exists().where(p.pipeline == pipeline, ~tables.IN_SERVICE)
-    connection.execute(
-        sa.update(tables.batch)
-        .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None), ~is_retired)
-        .values(halted_at=sa.func.now(), halted_reason=reason)
-    )
-
-
 def lock_open(connection: Connection, pipeline: str, requested: sa.ColumnElement[bool]) -> list[int]:
     """Lock uncommitted batches in txid order, as commits do, and return their txids.
 
     The next statement sees what has committed while this one waited; this one itself may not.
     """
-    txids = _open_txids(pipeline).where(requested).with_for_update(key_share=True, of=tables.batch)
+    txids = open_txids(pipeline).where(requested).with_for_update(key_share=True, of=tables.batch)
     return list(connection.scalars(txids))
 
 
@@ -358,5 +301,6 @@ def note_ack(connection: Connection, pipeline: str, txid: int, attempt: int) -> 
     )
 
 
-def _cursor_txid(pipeline: str) -> sa.ScalarSelect[int]:
+def cursor_txid(pipeline: str) -> sa.ScalarSelect[int]:
+    """Return the query for the txid that has committed last."""
     return sa.select(tables.cursor.c.txid).where(tables.cursor.c.pipeline == pipeline).scalar_subquery()

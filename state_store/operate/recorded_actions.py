@@ -18,7 +18,7 @@ from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.commit.merge_into_states import Merged
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, parts_of, references_of
-from tidegate.state_store.ledger import batches, counted_files, cursors, plan_outcomes, schema_revision, tables
+from tidegate.state_store.ledger import batches, counted_files, cursors, plan_outcomes, schema_revision, stopped_batches, tables
 from tidegate.state_store.ledger.batches import QUARANTINED, encode_metadata, position_of
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.operate.action_record import write_action
@@ -84,7 +84,7 @@ def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, r
         raise RangeRefused(
             f"{pipeline} {txid} is skipped as {rebuild.pipeline} has skipped it: a rebuild has the same batches."
         )
-    reopened = batches.reopen(connection, pipeline, txid, skipped)
+    reopened = stopped_batches.reopen(connection, pipeline, txid, skipped)
     for each in reopened:
         write_action(connection, pipeline, each, "retry", owner, reason)
     return reopened
@@ -180,7 +180,7 @@ def skip(connection: Connection, witness: Witness, spec: PipelineSpec, txid: int
         raise RangeRefused(
             f"{spec.name} {txid} has not failed, so it is not skipped. See: tidegate inspect {spec.name} --txid {txid}"
         )
-    is_new = batches.give_up(connection, spec.name, txid, owner, reason)
+    is_new = stopped_batches.give_up(connection, spec.name, txid, owner, reason)
     is_its_turn = txid == facts.cursor.txid + 1
     if is_new or is_its_turn:  # a repeated action changes nothing
         write_action(connection, spec.name, txid, "skip", owner, reason)

@@ -11,7 +11,7 @@ from tests.cli.conftest import GOOD, CommandLine, write_file, write_flights
 from tests.store import Request, encode_metadata
 from tidegate import airflow_client
 from tidegate.commands.act import run_verbs
-from tidegate.commands.act.operator_verbs import operator
+from tidegate.commands.act.operator_name import operator
 from tidegate.jobs.pipelines import flights
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings, StateStore

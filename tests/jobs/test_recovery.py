@@ -22,7 +22,7 @@ from tests.lone_stack import server, stack, template  # noqa: F401 - fixtures: i
 from tests.sources.conftest import Inbox
 from tidegate.jobs import Count, FixedBatches, Pipeline, State
 from tidegate.jobs.compute.batch_attempt import _Computation
-from tidegate.jobs.compute.sessions import session as spark_module
+from tidegate.jobs.compute.sessions import interruption, session
 from tidegate.jobs.engine import retries
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
@@ -104,9 +104,9 @@ def server_process(stack: Settings, component: str) -> int:
 @pytest.mark.promise("fault:spark-server-dies-or-hangs:processing", "limit:LONGEST_SERVER_SILENCE_SECONDS")
 @pytest.mark.promise("limit:HEARTBEAT_SECONDS")
 def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_module, "LONGEST_SERVER_SILENCE_SECONDS", 3.0)
-    monkeypatch.setattr(spark_module, "HEARTBEAT_SECONDS", 0.5)
-    monkeypatch.setattr(spark_module, "DEADLINES", RpcDeadlines(config=2, interrupt=2, get_status=2, release_session=2))
+    monkeypatch.setattr(interruption, "LONGEST_SERVER_SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(interruption, "HEARTBEAT_SECONDS", 0.5)
+    monkeypatch.setattr(session, "DEADLINES", RpcDeadlines(config=2, interrupt=2, get_status=2, release_session=2))
     spark = server_process(stack, "spark")
 
     def seen() -> Any:

@@ -17,8 +17,8 @@ READERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("batch_search", "batch_timeline", "pipeline_facts", "plan_outcomes", "trace_times"),
     ),
     "seen_at": (("attempts",), ("batch_timeline", "pipeline_facts", "retirement", "wait_facts")),
-    "halted_at": (("batch_turns", "verdicts", "batches", "recorded_actions"), ("batch_search",)),
-    "skip_reason": (("begin_attempt", "batch_turns", "ordered_commit", "verdicts", "batches", "recorded_actions"),),
+    "halted_at": (("batch_turns", "verdicts", "batches", "stopped_batches", "recorded_actions"), ("batch_search",)),
+    "skip_reason": (("begin_attempt", "batch_turns", "ordered_commit", "verdicts", "stopped_batches", "recorded_actions"),),
     "retired_at": (("batch_turns", "tables"), ("registration",)),
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidegate import output
-from tidegate.commands.act.operator_verbs import operator
+from tidegate.commands.act.operator_name import operator
 
 HOSTILE = "\x1b]0;pwned\x07\x1b[31m\u202etxt.exe :boom: [red]x[/red]\rno\x9b2J\u200b\U000e0041\ud800\tend\nnext"
 SHOWN = r"\x1b]0;pwned\x07\x1b[31m\u202etxt.exe :boom: [red]x[/red]\rno\x9b2J\u200b\U000e0041\ud800\tend\nnext"

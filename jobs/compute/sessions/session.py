@@ -1,13 +1,11 @@
-"""Spark Connect sessions: settings that exactly-once needs, heartbeat of attempts, interruption."""
+"""Spark Connect sessions: settings that exactly-once needs, and the channel to the server."""
 
 import logging
 import os
 import socket
-import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
 from typing import Any, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -22,22 +20,17 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from tidegate.jobs.compute.sessions.executor_artifacts import Artifacts, artifacts_for, code_of, further_modules
 from tidegate.jobs.compute.sessions.executor_packages import check_executors
-from tidegate.jobs.spark.library_internals import add_artifacts, close_channel, leave_on_server, set_deadlines
+from tidegate.jobs.spark.library_internals import add_artifacts, leave_on_server, set_deadlines
 from tidegate.jobs.spark.port_owner import Server, can_see_all, loopback_address, trusted_users
 from tidegate.jobs.spark.spark_errors import meaning_of
-from tidegate.state_store.attempt.attempts import Attempt
-from tidegate.state_store.base.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable, TidegateError
+from tidegate.state_store.base.errors import SettingsInvalid, SparkUnavailable, TidegateError
 from tidegate.state_store.base.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 REACH_TIMEOUT_SECONDS = 5
 SPARK_LOGIN = "Spark's token"
-# How often an attempt reports that it is alive, and checks whether a newer one has fenced it; one small query each.
-HEARTBEAT_SECONDS = 5.0
-# A server that accepts connections is given up after this time without an answer. Each call in DEADLINES has a much shorter
-# deadline, so that the attempt keeps reporting that it is alive; queries have no deadline.
-LONGEST_SERVER_SILENCE_SECONDS = 60.0
+# So short that an attempt keeps reporting that it is alive; queries have no deadline.
 DEADLINES = RpcDeadlines(config=20, interrupt=20, get_status=20, release_session=20)
 # Spark's client retries a call for as long as a server's restart may take; after that, the whole batch is tried again.
 SERVER_RETRIES, MAX_BACKOFF_MILLISECONDS = 8, 10_000
@@ -109,74 +102,6 @@ def spark_session(
 def application_of(session: SparkSession) -> str:
     """Return the Spark application's id of a session from `spark_session`, without a round trip."""
     return _application_ids[session]
-
-
-def tag_of(pipeline: str, txid: int, number: int) -> str:
-    """Return the tag of an attempt's Spark operations."""
-    return f"tidegate-{pipeline}-{txid}-{number}"
-
-
-@contextmanager
-def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, is_fenced: Callable[[], bool]) -> Iterator[str]:
-    """Tag this thread's operations, and interrupt them when the attempt is overdue or fenced by a newer one. Yields the tag.
-
-    The attempts that this one has fenced are interrupted first: their work is never committed. One that is just starting an
-    operation may be missed, so each attempt also polls whether it is fenced. It also polls whether the server answers; a
-    server that is silent for LONGEST_SERVER_SILENCE_SECONDS is given up.
-
-    Raises: AttemptTimedOut, SparkUnavailable.
-    """
-    for number in attempt.fenced:
-        spark.interruptTag(tag_of(attempt.pipeline, attempt.txid, number))
-    tag = tag_of(attempt.pipeline, attempt.txid, attempt.number)
-    has_ended, is_overdue, is_lost = Event(), Event(), Event()
-    deadline = time.monotonic() + timeout_seconds
-
-    def watch() -> None:
-        answered_at = time.monotonic()
-        while not has_ended.wait(max(0.1, min(HEARTBEAT_SECONDS, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline:
-                is_overdue.set()
-            try:
-                if is_overdue.is_set() or is_fenced():
-                    spark.interruptTag(tag)
-            except (TidegateError, PySparkException, grpc.RpcError) as error:
-                logger.info("%s: cannot check now whether it is fenced, or interrupt it: %s", attempt, error)
-            if has_ended.is_set() or _answers(spark):
-                answered_at = time.monotonic()
-            elif time.monotonic() - answered_at >= LONGEST_SERVER_SILENCE_SECONDS:
-                is_lost.set()
-                close_channel(spark)
-
-    watcher = Thread(target=watch, name=f"watch {attempt}", daemon=True)
-    spark.addTag(tag)
-    watcher.start()
-    try:
-        yield tag
-    except Exception as error:
-        if is_overdue.is_set():
-            raise AttemptTimedOut(
-                f"{attempt} took longer than its message timeout of {timeout_seconds} s, and was interrupted. Nothing of "
-                "it counts."
-            ) from error
-        if is_lost.is_set():
-            raise SparkUnavailable(
-                f"{attempt}: Spark's server has not answered for {LONGEST_SERVER_SILENCE_SECONDS:.0f} s, though it is there. "
-                "If that does not pass, restart it: tidegate down, tidegate up."
-            ) from error
-        raise
-    finally:
-        has_ended.set()
-        watcher.join()
-        spark.removeTag(tag)
-
-
-def _answers(spark: SparkSession) -> bool:
-    try:
-        spark.conf.get("spark.app.id", None)
-    except (PySparkException, grpc.RpcError, ValueError):  # ValueError: the channel was closed
-        return False
-    return True
 
 
 def _join(settings: Settings, name: str, rows_are_short: bool, artifacts: Artifacts | None) -> SparkSession:

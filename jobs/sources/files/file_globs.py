@@ -1,8 +1,4 @@
-"""Globs select files: ``*``, ``?``, ``[a-z]``, ``**``, ``{a,b}``; hidden names and unfinished uploads are left alone.
-
-Writers reserve names that start with ``.`` or ``_``, and some endings mark unfinished files. A glob takes such names only if
-it says so itself: ``_*.csv``, ``{_,}*.csv``, ``*.part``.
-"""
+"""Globs select files: ``*``, ``?``, ``[a-z]``, ``**``, ``{a,b}``; hidden names and unfinished files are left alone."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -10,13 +6,8 @@ from fnmatch import translate
 from functools import cache
 from itertools import islice, pairwise
 
-HIDDEN = "starts with . or _, as what writers keep for themselves does"
-UNFINISHED = "ends like a file that is not finished, or like an editor's copy of one"
-_UNFINISHED = re.compile(
-    r"\.(tmp|temp|part|partial|filepart|inprogress|incomplete|uploading|writing|crdownload|download|swp|swo|bak|lock|_COPYING_)$"
-    r"|~$|^#.*#$",
-    re.IGNORECASE,
-)
+from tidegate.jobs.sources.files.unfinished_files import HIDDEN, UNFINISHED, is_finished, is_hidden
+
 _SECTION = re.compile(r"\[!?(?:\][^\]]*|[^\]]+)\]")
 _SIGN = re.compile(rf"{_SECTION.pattern}|[{{}},]")
 # The most alternatives that braces may expand to: each is compared with each name.
@@ -61,14 +52,14 @@ class Glob:
         for position in positions:
             part, rest = position[0], position[1:]
             if part == "**":
-                inside += [] if strict and _is_hidden(name) else [position]
+                inside += [] if strict and is_hidden(name) else [position]
             elif rest and _takes(part, name, strict=strict):
                 inside.append(rest)
         return _with_optional(inside)
 
     def takes(self, positions: Iterable[GlobPosition], name: str) -> bool:
         """Return whether the glob takes a file of this name."""
-        return any(_takes(part, name) and _is_finished(part, name) for part, *rest in positions if not rest)
+        return any(_takes(part, name) and is_finished(part, name) for part, *rest in positions if not rest)
 
     def takes_somewhere(self, name: str) -> bool:
         """Return whether the glob takes a file of this name in some folder."""
@@ -126,7 +117,7 @@ def _with_optional(positions: Collection[GlobPosition]) -> frozenset[GlobPositio
 
 
 def _takes(part: str, name: str, *, strict: bool = True) -> bool:
-    if strict and _is_hidden(name) and part[0] != name[0]:
+    if strict and is_hidden(name) and part[0] != name[0]:
         return False
     return _compiled(part).match(name) is not None
 
@@ -154,12 +145,3 @@ def _expanded(pattern: str) -> Iterator[str]:
 @cache
 def _compiled(part: str) -> re.Pattern[str]:
     return re.compile(translate(part))
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "_"))
-
-
-def _is_finished(part: str, name: str) -> bool:
-    """Return whether a name has no ending of unfinished files, or one that the glob asks for."""
-    return not _UNFINISHED.search(name) or _UNFINISHED.search(part) is not None

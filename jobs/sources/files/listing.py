@@ -17,9 +17,10 @@ from pathlib import Path
 from tidegate.jobs.sources import LeftAlone
 from tidegate.jobs.sources.files.completeness_markers import unmarked_folders
 from tidegate.jobs.sources.files.content import is_below
-from tidegate.jobs.sources.files.file_globs import HIDDEN, Glob, GlobPosition
+from tidegate.jobs.sources.files.file_globs import Glob, GlobPosition
 from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, listed
+from tidegate.jobs.sources.files.unfinished_files import HIDDEN
 from tidegate.state_store.base.errors import SettingsInvalid, SourceUnreadable
 
 NOT_REACHED = "is a folder that the glob does not lead into"

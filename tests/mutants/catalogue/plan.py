@@ -3,6 +3,7 @@
 from tests.mutants.planted_fault import in_file
 
 BATCHES = in_file("state_store/ledger/batches.py")
+STOPPED = in_file("state_store/ledger/stopped_batches.py")
 STORE = in_file("state_store/store.py")
 FILES = in_file("state_store/ledger/counted_files.py")
 COMMIT_RECORD = in_file("state_store/commit/commit_record.py")
@@ -66,26 +67,26 @@ MUTANTS = (
     BATCHES("metadata-may-be-one-byte-too-long", "limit:MAX_METADATA_BYTES", "check_limits")(
         "if len(content) > {+2 * +}MAX_METADATA_BYTES:", "test_a_plan_continues_what_was_opened_and_is_made_once"
     ),
-    BATCHES("a-committed-batch-is-halted", "I8", "halt")(
-        "b.[-txid > _cursor_txid(pipeline), b.-]skip_reason.is_(None), ~is_retired",
+    STOPPED("a-committed-batch-is-halted", "I8", "halt")(
+        "b.[-txid > batches.cursor_txid(pipeline), b.-]skip_reason.is_(None), ~is_retired",
         "test_a_batch_that_commits_or_is_given_up_meanwhile_is_not_halted",
     ),
-    BATCHES("a-batch-that-was-given-up-is-halted", "I20", "halt")(
+    STOPPED("a-batch-that-was-given-up-is-halted", "I20", "halt")(
         "[-b.skip_reason.is_(None), -]~is_retired", "test_a_batch_that_commits_or_is_given_up_meanwhile_is_not_halted"
     ),
-    BATCHES("a-batch-is-halted-without-its-lock", "I8", "halt")(
-        "[-lock_open(connection, pipeline, b.txid == txid)-]{+pass+}",
+    STOPPED("a-batch-is-halted-without-its-lock", "I8", "halt")(
+        "[-batches.lock_open(connection, pipeline, b.txid == txid)-]{+pass+}",
         "test_a_batch_that_commits_or_is_given_up_meanwhile_is_not_halted",
     ),
-    BATCHES("a-committed-batch-is-reopened", "I8", "reopen")(
-        "b.txid.in_(locked), [-b.txid > _cursor_txid(pipeline), -]requested)",
+    STOPPED("a-committed-batch-is-reopened", "I8", "reopen")(
+        "b.txid.in_(locked), [-b.txid > batches.cursor_txid(pipeline), -]requested)",
         "test_a_batch_that_is_being_skipped_cannot_be_tried_again",
     ),
-    BATCHES("a-retry-forgets-no-failure", "limit:Pipeline.tries", "reopen")(
+    STOPPED("a-retry-forgets-no-failure", "limit:Pipeline.tries", "reopen")(
         '"tries_after": b.[-attempt-]{+tries_after+}}', "test_a_retry_revokes_a_decision_to_skip"
     ),
-    BATCHES("a-committed-batch-is-given-up", "I8", "give_up")(
-        "b.[-txid > _cursor_txid(pipeline), b.-]skip_reason.is_(None))", "test_a_committed_batch_is_not_given_up"
+    STOPPED("a-committed-batch-is-given-up", "I8", "give_up")(
+        "b.[-txid > batches.cursor_txid(pipeline), b.-]skip_reason.is_(None))", "test_a_committed_batch_is_not_given_up"
     ),
     BATCHES("the-metadata-of-a-replay-is-taken-for-a-position", "I12", "position_of")(
         'return metadata[-["source"] if metadata is not None and QUARANTINED in metadata else metadata-]',

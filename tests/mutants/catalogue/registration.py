@@ -136,7 +136,7 @@ MUTANTS = (
         "test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again",
     ),
     ACTIONS("a-retry-lets-a-rebuild-process-what-was-skipped", "I24", "retry")(
-        "batches.reopen(connection, pipeline, txid[-, skipped-])",
+        "stopped_batches.reopen(connection, pipeline, txid[-, skipped-])",
         "test_a_retry_leaves_to_a_rebuild_what_its_pipeline_has_skipped",
     ),
     REBUILDS_PY("a-rebuild-has-what-was-before-a-redo", "I24", "follow_decisions")(

@@ -1,7 +1,6 @@
 """The verbs retry, skip, redo, prune, pause, resume; redo and prune ask first, unless `--yes` is given."""
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,11 @@ import click
 from tidegate import completion, operator_actions, output
 from tidegate.commands import AT_LEAST_ONE, as_json, connected, pipeline_name, verbose, yes
 from tidegate.commands.act import run_verbs
+from tidegate.commands.act.operator_name import operator
 from tidegate.explain import remedies
 from tidegate.jobs.registry import find_pipeline
 from tidegate.operator_actions import require_reason
-from tidegate.state_store.base.errors import UsageError, storable
-from tidegate.state_store.base.project import account_name
+from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.read_ledger.batch_phases import ENDED
 
@@ -296,10 +295,3 @@ def resume(pipeline: str, reason: str, as_json: bool) -> None:
         done, changed = operator_actions.resume(store, pipeline, operator("resume"), require_reason(reason))
     message = f"{done.message} Its next run: {remedies.run_of(pipeline, store.settings)}" if changed else done.message
     output.report(message, {"pipeline": pipeline, "paused": False, "already": not changed}, as_json)
-
-
-def operator(verb: str) -> str:
-    """Return the operator's name for the ledger: the account, the name that the environment claims, and the verb."""
-    account, claimed = account_name(os.getuid()), os.environ.get("SUDO_USER") or os.environ.get("LOGNAME")
-    name = account if claimed in (None, "", account) else f"{account} (says {claimed})"
-    return storable(f"{name}, tidegate {verb}")

@@ -10,7 +10,8 @@ import click
 from tidegate import operator_actions, output
 from tidegate.commands import AT_LEAST_ONE, as_json, connected, pipeline_name
 from tidegate.commands.act import run_verbs
-from tidegate.commands.act.operator_verbs import operator, reason
+from tidegate.commands.act.operator_name import operator
+from tidegate.commands.act.operator_verbs import reason
 from tidegate.jobs.registry import find_pipeline
 from tidegate.jobs.sources.binding import emitter_of, replayed_with
 from tidegate.operator_actions import require_reason

@@ -7,7 +7,8 @@ import click
 
 from tidegate import output
 from tidegate.commands import as_json, connected, pipeline_name, yes
-from tidegate.commands.act.operator_verbs import operator, reason, reason_if_any
+from tidegate.commands.act.operator_name import operator
+from tidegate.commands.act.operator_verbs import reason, reason_if_any
 from tidegate.explain import remedies
 from tidegate.jobs.registry import has_pipeline, named_rebuild
 from tidegate.operator_actions import require_reason

@@ -9,7 +9,7 @@ import click
 
 from tidegate import output
 from tidegate.commands import as_json, connected
-from tidegate.commands.act.operator_verbs import operator
+from tidegate.commands.act.operator_name import operator
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import all_pipelines, none_found
 from tidegate.jobs.states import AnyState

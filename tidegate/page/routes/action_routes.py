@@ -17,7 +17,7 @@ from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import DeclarationChanged, RangeRefused, UnknownBatch, UnknownPipeline, class_and_text
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, references_of
-from tidegate.state_store.ledger import batches
+from tidegate.state_store.ledger import batches, stopped_batches
 from tidegate.state_store.operate.redo_refusals import check_redoable
 from tidegate.state_store.read_ledger import batch_status, registered_pipelines
 from tidegate.state_store.read_ledger.batch_phases import ENDED
@@ -115,7 +115,7 @@ class _Prospects:
 
     def _retry(self) -> tuple[str, str | None]:
         if self._txid is None:
-            stopped = batches.stopped(self._connection, self._name, MOST_NAMED)
+            stopped = stopped_batches.stopped(self._connection, self._name, MOST_NAMED)
             will = f"{ranges(stopped).capitalize()} of {self._name}, halted or given up, may be tried again."
             if not stopped:
                 return "Nothing.", self._paused() or f"No batch of {self._name} is halted or was given up."
@@ -131,7 +131,7 @@ class _Prospects:
         if status.phase in ENDED:
             return "Nothing.", f"{self._name} {status.txid} has {operator_actions.ended(status)}."
         operator_actions.check_failed(
-            status, is_given_up=status.txid in batches.stopped(self._connection, self._name, MOST_NAMED)
+            status, is_given_up=status.txid in stopped_batches.stopped(self._connection, self._name, MOST_NAMED)
         )
         is_next = status.txid == self._found.committed + 1
         when = "That happens now" if is_next else f"That happens as soon as txid {status.txid - 1} has committed"
