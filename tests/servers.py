@@ -33,8 +33,8 @@ from tidegate.state_store import Settings
 # With the 48 MB for compiled code that this level has by default, the shared server runs out of room late in the run: then a
 # call ends with NoSuchMethodException.
 QUICK_TO_START = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
-# Of the run's shared server, but for `make soak`: most queries are new, and have few rows. Spark's expressions are interpreted,
-# as compiling those takes a quarter of the server's processor time. Servers of one module, and those with Airflow, compile.
+# But for `make soak`: most queries are new, and have few rows. Spark's expressions are interpreted,
+# as compiling those takes a quarter of the server's processor time. Those with Airflow compile.
 INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
 # Names of databases are used again, so that a process's tests find the Spark session that earlier ones left on the server.
 _used: set[str] = set()
@@ -92,8 +92,7 @@ def migrated_database(server: Server) -> Iterator[str]:
 
 def shared_stack(*extras: str) -> Settings:
     """Return settings of the run's stack; start it if no other process has."""
-    options = QUICK_TO_START if "SOAK" in os.environ else f"{QUICK_TO_START} {INTERPRETED}"
-    home = _joined("stack", lambda home: _start(home, extras, options))
+    home = _joined("stack", lambda home: _start(home, extras))
     return Settings.load({**os.environ, "TIDEGATE_HOME": str(home)})
 
 
@@ -126,7 +125,8 @@ def running_stack(home: Path) -> Iterator[Settings]:
         embedded.down(Settings.load({**os.environ, "TIDEGATE_HOME": str(home)}), delete_data=True)
 
 
-def _start(home: Path, extras: tuple[str, ...] = (), java_options: str = QUICK_TO_START) -> None:
+def _start(home: Path, extras: tuple[str, ...] = ()) -> None:
+    java_options = QUICK_TO_START if "SOAK" in os.environ else f"{QUICK_TO_START} {INTERPRETED}"
     # The usual ports are left to the tests of whole stacks, which run at the same time.
     stack_file = home / STACK_FOLDER / "stack.json"
     stack_file.parent.mkdir(mode=0o711, exist_ok=True)

@@ -26,7 +26,7 @@ from tidegate.jobs.compute.sessions import interruption, session
 from tidegate.jobs.engine import retries
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import SparkFailed, SparkUnavailable, StoreUnavailable, TidegateError
+from tidegate.state_store.base.errors import SparkUnavailable, StoreUnavailable
 
 BATCHES = 4
 
@@ -40,33 +40,31 @@ def inbox(settings: Settings, register: Callable[..., None]) -> Inbox:
 
 
 class Held:
-    """A transform whose workers wait until they may go on; the first one leaves its process id in a file."""
+    """A transform whose workers say that they hold rows, and wait until they may go on."""
 
     def __init__(self, folder: Path) -> None:
-        self._worker, self._go_on = folder / "worker", folder / "go_on"
+        self._holds, self._go_on = folder / "holds", folder / "go_on"
 
     def transform(self, rows: DataFrame) -> DataFrame:
-        first, go_on = self._worker, self._go_on
+        holds, go_on = self._holds, self._go_on
 
         def hold(batches: Iterator[Any]) -> Iterator[Any]:
             for batch in batches:
-                part = first.with_name(f"{first.name}.{os.getpid()}")
-                part.write_text(str(os.getpid()))
-                part.rename(first)
+                holds.touch()
                 while not go_on.exists():
                     time.sleep(0.05)
                 yield batch
 
-        return rows.mapInPandas(hold, rows.schema)
+        return rows.mapInArrow(hold, rows.schema)
 
     @contextmanager
-    def when_a_worker_holds_rows(self, act: Callable[[int], None]) -> Iterator[None]:
+    def when_a_worker_holds_rows(self, act: Callable[[], None]) -> Iterator[None]:
         """Act, in another thread, as soon as a worker holds rows; then let all workers go on."""
 
         def watch() -> None:
             try:
-                until(self._worker.exists)
-                act(int(self._worker.read_text()))
+                until(self._holds.exists)
+                act()
             finally:
                 self._go_on.touch()
 
@@ -74,26 +72,6 @@ class Held:
             watching = thread.submit(watch)
             yield
             watching.result()
-
-
-def failed_while_held(inbox: Inbox, act: Callable[[int], None]) -> TidegateError:
-    """Process batch 1; act when a worker holds its rows; return the error, by which no row is left out."""
-    held = Held(inbox.settings.home)
-    pipeline = skipping(inbox, held.transform)
-    inbox.plan(pipeline, "run")
-    with held.when_a_worker_holds_rows(act), pytest.raises(TidegateError) as failure:
-        steps.process(inbox.settings, pipeline, 1, owner="test")
-    history = steps.history(inbox.settings, 1)
-    assert (history.status.phase, [attempt["is_poison"] for attempt in history.attempts]) == ("failed", [False])
-    return failure.value
-
-
-@pytest.mark.promise("fault:spark-executor-or-worker-process-dies:processing")
-def test_a_worker_that_is_killed_leaves_no_rows_out(inbox: Inbox) -> None:
-    assert type(failed_while_held(inbox, lambda worker: os.kill(worker, signal.SIGKILL))) is SparkFailed
-    pipeline = skipping(inbox, version=2)
-    inbox.run(pipeline, "second")
-    assert inbox.counts(pipeline) == {"a": (BATCHES, 10)}
 
 
 def server_process(stack: Settings, component: str) -> int:
@@ -112,17 +90,22 @@ def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Setti
     def seen() -> Any:
         return steps.history(inbox.settings, 1).attempts[0]["seen_at"]
 
-    def stop(_worker: int) -> None:
+    def stop() -> None:
         first = seen()
         until(lambda: seen() > first)
         os.kill(spark, signal.SIGSTOP)
 
+    held = Held(inbox.settings.home)
+    pipeline = skipping(inbox, held.transform)
+    inbox.plan(pipeline, "run")
+    refused = pytest.raises(SparkUnavailable, match="has not answered for 3 s, though it is there")
     try:
-        error = failed_while_held(inbox, stop)
+        with held.when_a_worker_holds_rows(stop), refused:
+            steps.process(inbox.settings, pipeline, 1, owner="test")
     finally:
         os.kill(spark, signal.SIGCONT)
-    assert isinstance(error, SparkUnavailable)
-    assert "has not answered for 3 s, though it is there" in str(error)
+    history = steps.history(inbox.settings, 1)
+    assert (history.status.phase, [attempt["is_poison"] for attempt in history.attempts]) == ("failed", [False])
 
 
 @pytest.mark.promise("fault:spark-server-dies-or-hangs:processing", "fault:one-postgres-backend-or-server-dies:processing")
@@ -150,7 +133,7 @@ def test_a_run_goes_on_when_servers_have_been_killed(inbox: Inbox, stack: Settin
     first_kill(StateStore, "note_spark", lambda _store, attempt, *_: attempt.txid == 3)
     for step in ("commit_batch", "commit_ready"):
         first_kill(StateStore, step, lambda *_: True)
-    with held.when_a_worker_holds_rows(lambda _worker: os.kill(server_process(stack, "spark"), signal.SIGKILL)):
+    with held.when_a_worker_holds_rows(lambda: os.kill(server_process(stack, "spark"), signal.SIGKILL)):
         result = run_pipeline(inbox.settings, pipeline, run_id="run")
     assert set(killed) >= {"_stage", "seal", "note_spark", "commit_ready"}
     assert result.txids == [commit.txid for commit in result.commits] == [1, 2, 3, 4]
