@@ -61,10 +61,11 @@ def offenders(found: Mapping[str, str], expected: Mapping[str, str]) -> dict[str
 
 @pytest.fixture(scope="session", autouse=True)
 def one_session() -> Iterator[None]:
-    """Let transforms of all modules share a session of Spark: modules of tests do not change while they run."""
-    code_of = sessions.code_of
+    """Let transforms of all modules, which do not change while tests run, and rebuilds share a session of Spark."""
+    code_of, join = sessions.code_of, sessions._join
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sessions, "code_of", lambda names: code_of(name for name in names if not name.startswith("tests.")))
+        patched.setattr(sessions, "_join", lambda at, of, *more: join(at, re.sub("^(inbox__v.|clean)/", "inbox/", of), *more))
         yield
 
 

@@ -138,6 +138,7 @@ def test_a_record_that_waited_has_lost_nothing(tables: Tables, store: StateStore
     assert left["reason"] == "it has no column w0, but v0, which the schema does not name"
 
 
+@pytest.mark.usefixtures("counted_here")
 @pytest.mark.promise("limit:Pipeline.tries", "error:BATCH_RETRIED")
 def test_a_batch_that_keeps_failing_is_given_up_after_its_tries(tables: Tables) -> None:
     for number, line in enumerate(("a,1", "b,two", "a,3"), start=1):
@@ -191,13 +192,13 @@ def test_rows_and_partials_that_are_lost_or_replaced_are_noticed(tables: Tables,
 
 
 STUBBORN = """
-import signal
+import signal, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 while True:
     try:
         while True:
-            pass
+            time.sleep(0.01)
     except BaseException:
         pass
 """
@@ -215,7 +216,7 @@ def test_an_attempt_that_takes_too_long_gives_its_core_back_and_leaves_no_rows_o
                 exec(STUBBORN)
                 yield batch
 
-        return rows.mapInPandas(stay, rows.schema)
+        return rows.mapInArrow(stay, rows.schema)
 
     tables.write("1.csv", "name,amount\na,1\n")
     pipeline = declare(tables, transform=transform, message_timeout_seconds=6, on_poison="skip", tries=1)

@@ -57,18 +57,19 @@ HASHED: dict[str, tuple[dict[str, Any], Any, str | None]] = {
 def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables) -> None:
     schema = {**SCHEMA, "note": "string"}
     tables.put_rows(schema, *[[("a", 1, note), ("b", 2, note)] for note in ("this", "that")] * len(HASHED))
+    tables.plan(tables.declare_over(schema, PER_NAME), "test")
     found: dict[str, str] = {}
     for number, (name, (declared, routing, _)) in enumerate(HASHED.items()):
         pipeline = tables.declare_over(schema, PER_NAME, **declared)
-        if not number:
-            steps.plan(tables.settings, pipeline, run_id="test")
-        for txid in (2 * number + 1, 2 * number + 2):
-            steps.process(tables.settings, pipeline, txid, owner="test", routing=routing)
-        this, that = (steps.history(tables.settings, 2 * number + n).attempts[-1] for n in (1, 2))
-        assert this["source_rows"] == this["transformed_rows"] == 2
         assert ("go unnoticed" in "".join(pipeline.lost_tracking)) == name.endswith(("tracking", "unanchored"))
-        sums = (this["source_hash_sum"], that["source_hash_sum"])
-        found[name] = "None" if sums == (None, None) else "used" if sums[0] == sums[1] else "all"
+        sums = []
+        for txid in (2 * number + 1, 2 * number + 2):
+            if sums != [None]:  # what is not hashed
+                steps.process(tables.settings, pipeline, txid, owner="test", routing=routing)
+                attempt = steps.history(tables.settings, txid).attempts[-1]
+                assert attempt["source_rows"] == attempt["transformed_rows"] == 2
+                sums.append(attempt["source_hash_sum"])
+        found[name] = "None" if sums == [None] else "used" if sums[0] == sums[1] else "all"
     assert found == {name: str(hashed) for name, (_, _, hashed) in HASHED.items()}
 
 
@@ -108,6 +109,10 @@ def test_python_workers_get_limited_pieces_and_keep_their_imports(tables: Tables
     tables.put_rows(SCHEMA, [("a", 1)])
     tables.run(pipeline, routing=steps.on_executors)
 
+    def frozen_objects(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
+
     def pieces(rows: int, partitions: int, *, are_short: bool) -> list[int]:
         with spark_session(tables.settings, "inbox", rows_are_short=are_short) as spark:
             found = spark.range(rows, numPartitions=partitions).mapInArrow(frozen_objects, "frozen long")
@@ -119,11 +124,6 @@ def test_python_workers_get_limited_pieces_and_keep_their_imports(tables: Tables
     assert len(pieces(1_000, 1, are_short=True)) == 1
     assert len(pieces(1_000, 1, are_short=False)) > 10
     assert len(pieces(1_000, 1, are_short=True)) == 1
-
-
-def frozen_objects(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for _ in batches:
-        yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
 
 
 IMPURE: dict[str, Any] = {
