@@ -8,12 +8,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
 from sqlalchemy.util import LRUCache
+from xdist.scheduler import LoadFileScheduling
 
 from tests.databases import Pool
 from tests.examples import EXAMPLES  # noqa: F401 - this process has their pipelines
@@ -53,6 +54,7 @@ COMMAND = Path(sys.executable).with_name("tidegate")
 # Three processes take their files in turn: the longest first. As `testpaths`, pytest's first process would load each conftest.
 FOLDERS = ["end_to_end", "acceptance", "integration", "model", "conformance", "sources", "jobs", "cli", "page"]
 FOLDERS += ["stack", "dags", "fuzz", "readme", "unit", "observability", "chaos", "cluster"]
+PAGE = "tests/page/"
 
 
 @pytest.hookimpl(trylast=True)
@@ -70,6 +72,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for (_, most), of_a_test in sampled.items():
         kept = {of_a_test[round(number * (len(of_a_test) - 1) / max(most - 1, 1))] for number in range(most)}
         items[:] = [item for item in items if item in kept or item not in of_a_test]
+
+
+class ByFile(LoadFileScheduling):
+    """As by itself, but one process has all files of the page: each would make Airflow's app, for seven core seconds."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return PAGE if nodeid.startswith(PAGE) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
