@@ -77,9 +77,9 @@ class Shop:
     def state(self, pipeline: str = "orders") -> list[tuple[Any, ...]]:
         return self.ask(f"SELECT shop, orders, cents FROM state.{STATES[pipeline]} ORDER BY shop")
 
-    def ledger(self) -> list[tuple[Any, ...]]:
-        query = "SELECT t::text FROM tidegate.{} t WHERE pipeline = 'orders' ORDER BY 1"
-        return [row for table in ("cursor", "batch", "attempt", "commit") for row in self.ask(query.format(table))]
+    def ledger(self, pipeline: str = "orders") -> list[tuple[Any, ...]]:
+        query = "SELECT t::text FROM tidegate.{} t WHERE pipeline = %s ORDER BY 1"
+        return [row for table in ("cursor", "batch", "attempt", "commit") for row in self.ask(query.format(table), pipeline)]
 
     def run(self, pipeline: str) -> str:
         run_id = self.client.trigger(pipeline, {})
@@ -100,9 +100,9 @@ class Shop:
     def committed(self, pipeline: str) -> int:
         return int(self.ask("SELECT txid FROM tidegate.cursor WHERE pipeline = %s", pipeline)[0][0])
 
-    def phases(self, txids: list[int]) -> list[str]:
-        query = "SELECT phase FROM tidegate.batches WHERE pipeline = 'orders' AND txid = ANY (%s) ORDER BY txid"
-        return [phase for (phase,) in self.ask(query, txids)]
+    def phases(self, txids: list[int], pipeline: str = "orders") -> list[str]:
+        query = "SELECT phase FROM tidegate.batches WHERE pipeline = %s AND txid = ANY (%s) ORDER BY txid"
+        return [phase for (phase,) in self.ask(query, pipeline, txids)]
 
     def ask(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         """Query the ledger and the states directly: a verb for each look would keep a core busy."""

@@ -1,7 +1,7 @@
-"""Two runs at once are allowed; what is tried again begins sooner than usual."""
+"""Two runs, and two batches of each, at once are allowed; what is tried again begins sooner than usual."""
 
 from datetime import timedelta
 
 from tidegate import batch_dag
 
-dag = batch_dag("returns", max_active_runs=2, default_args={"retry_delay": timedelta(seconds=1)})
+dag = batch_dag("returns", concurrency=2, max_active_runs=2, default_args={"retry_delay": timedelta(seconds=1)})
