@@ -203,7 +203,7 @@ def _await_components(home: Path, without_airflow: bool, wait_seconds: int, watc
             late = next(s for s in statuses if s.state != "up")
         if late:
             raise StackUnavailable(f"{late.name} did not come up: {late.reason}. {_tail(Path(late.log))}")
-        time.sleep(0.2)
+        time.sleep(0.5)  # as often as the supervisor reports: each look asks every server
 
 
 def _supervisor_status(folder: Path) -> dict | None:  # type: ignore[type-arg]
