@@ -126,41 +126,47 @@ OF_DOMAIN = """CREATE DOMAIN moment AS timestamptz DEFAULT date_trunc('second', 
     ALTER TABLE orders ALTER written DROP DEFAULT, ALTER written TYPE moment"""
 DOMAIN = "CREATE DOMAIN seconds AS timestamptz(0); CREATE DOMAIN whole AS seconds; ALTER TABLE orders ALTER written TYPE whole"
 VIEW = "CREATE VIEW rounded AS SELECT id, name, amount, date_trunc('second', written) AS written FROM orders"
-# What rounds a time to seconds: statements, and the query that reads the table.
+# What rounds a time to seconds, each in a schema of its own: statements, and the query that reads the table.
 ROUNDED: dict[str, tuple[str, str]] = {
     "type": ("ALTER TABLE orders ALTER written TYPE timestamptz(0)", ""),
     "domain": (DOMAIN, ""),
-    "view": (VIEW, "SELECT * FROM rounded"),
-    "query": ("", "SELECT id, name, amount, written::timestamptz(0) AS written FROM orders"),
+    "view": (VIEW, "SELECT * FROM {}.rounded"),
+    "query": ("", "SELECT id, name, amount, written::timestamptz(0) AS written FROM {}.orders"),
     "trigger": (TRIGGER, ""),
-    "trigger, through a variable": (THROUGH_A_VARIABLE, ""),
-    "trigger, by INTO": (INTO, ""),
-    "functions of the default": (FUNCTION, ""),
-    "default of a domain": (OF_DOMAIN, ""),
-    "default": ("ALTER TABLE orders ALTER written SET DEFAULT date_trunc('seconds', now())", ""),
-    "bin": ("", "SELECT id, name, amount, date_bin('1 second', written, '2000-01-01') AS written FROM orders"),
+    "trigger_through_a_variable": (THROUGH_A_VARIABLE, ""),
+    "trigger_by_into": (INTO, ""),
+    "functions_of_the_default": (FUNCTION, ""),
+    "default_of_a_domain": (OF_DOMAIN, ""),
+    "default_itself": ("ALTER TABLE orders ALTER written SET DEFAULT date_trunc('seconds', now())", ""),
+    "bin": ("", "SELECT id, name, amount, date_bin('1 second', written, '2000-01-01') AS written FROM {}.orders"),
 }
 
 
 @pytest.mark.promise("I12")
-@pytest.mark.parametrize("rounding", ROUNDED)
-def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop, rounding: str) -> None:
-    """A writer is open, and its row has a time before its own start; others of the same second are read only after it."""
-    statements, query = ROUNDED[rounding]
-    shop.execute(f"SELECT; {statements}")
-    source = replace(by_query(DATED, query) if query else DATED, max_rows=5)
+def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop) -> None:
+    """A writer is open, and its rows have a time before its own start; others of the same second are read only after it."""
+    sources: dict[str, PostgresTable] = {}
+    for name, (statements, query) in ROUNDED.items():
+        shop.execute(f"CREATE SCHEMA {name}; SET search_path = {name}; {CREATE}; {statements}")
+        source = by_query(DATED, query.format(name)) if query else replace(DATED, table=f"{name}.orders")
+        sources[name] = replace(source, max_rows=5)
+    writer = shop.session()
     shop.execute("SELECT pg_sleep(1.3 - extract(second FROM now()) % 1)")  # a time that is rounded down
-    writer = shop.session("INSERT INTO orders (name) VALUES ('open')")
-    shop.sell(20)
-    read: list[int] = []
-    previous = None
+    writer.execute("BEGIN")
+    for name in ROUNDED:
+        writer.execute(f"SET search_path = {name}; INSERT INTO orders (name) VALUES ('open')")
+        shop.execute(f"SET search_path = {name}")
+        shop.sell(20)
+    read: dict[str, list[int]] = {name: [] for name in ROUNDED}
+    previous: dict[str, Any] = dict.fromkeys(ROUNDED)
     for _ in range(2):
         shop.execute("SELECT pg_sleep(1.1)")
-        while metadata := shop.plan(source, previous):
-            read += shop.ids(source, metadata)
-            previous = metadata
+        for name, source in sources.items():
+            while metadata := shop.plan(source, previous[name]):
+                read[name] += shop.ids(source, metadata)
+                previous[name] = metadata
         writer.execute("COMMIT")
-    assert sorted(read) == [*range(1, 22)]
+    assert {name: sorted(ids) for name, ids in read.items()} == {name: [*range(1, 22)] for name in ROUNDED}
 
 
 def test_rows_that_share_a_key_stay_together(shop: Shop) -> None:
