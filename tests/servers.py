@@ -32,7 +32,11 @@ from tidegate.state_store import Settings
 # Tests end before Java's second compiler, and threads that collect garbage, have paid for themselves.
 # With the 48 MB for compiled code that this level has by default, the shared server runs out of room late in the run: then a
 # call ends with NoSuchMethodException.
-QUICK_TO_START = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+# Classes that were released are not verified again.
+QUICK_TO_START = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 # But for `make soak`: most queries are new, and have few rows. Spark's expressions are interpreted,
 # as compiling those takes a quarter of the server's processor time. Those with Airflow compile.
 INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"

@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from tests.crashes import IN_FULL
-from tests.servers import Server
+from tests.servers import QUICK_TO_START, Server
 from tests.sources.feeds import Feed
 from tests.sources.in_process import batches, plan, raises
 from tests.store import Attempt, errors
@@ -519,7 +519,8 @@ class Broker:
 
 
 @pytest.fixture
-def broker(tmp_path: Path, free_port: Callable[[], int]) -> Broker:
+def broker(tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Broker:
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", QUICK_TO_START)
     return Broker(tmp_path, free_port)
 
 
