@@ -208,13 +208,15 @@ class Table:
         return plan(self.settings, replace(self.source, **source), previous)
 
 
+def for_this_process(settings: Settings) -> Settings:
+    """Let tasks that run in this process find their password in its file."""
+    return replace(settings, spark_executors="elsewhere", executor_conninfo=f"passfile='{settings.pg_passfile}'")
+
+
 def stage_here(processor: Processor, attempt: Attempt) -> None:
     """Stage the counts and sums of a batch, and seal it; a transform has a twin `in_process`."""
     store, pipeline = processor._store, processor._pipeline
-    # This process' tasks find their password in its file.
-    passfile = f"passfile='{store.settings.pg_passfile}'"
-    here = replace(store.settings, spark_executors="elsewhere", executor_conninfo=passfile)
-    emitter = emitter_of(pipeline.source, ThisProcess(), here)  # type: ignore[arg-type]
+    emitter = emitter_of(pipeline.source, ThisProcess(), for_this_process(store.settings))  # type: ignore[arg-type]
     parts = emitter.emit_parts(attempt, attempt.source_metadata, flagged=False)
     by_name = {name: part.rows.table.to_pylist() for name, part in parts.items()}  # type: ignore[attr-defined]
     emitter.verify_batch(attempt, attempt.source_metadata)

@@ -511,22 +511,24 @@ def test_spark_reads_and_the_ledger_tells(inbox: Inbox) -> None:
     assert noted(inbox, pipeline) == [("discount", 2)]
 
 
-# Processes share a Spark server, whose caches of one process must not reach the next. Each is this module as a program.
+# Processes share a Spark server, whose caches of one process must not reach the next.
 SOURCE = Files("inbox", schema=SCHEMA, kind="opaque", done_folder="done")
 PIPELINE = Pipeline("inbox", SOURCE, {"sums": replace(PER_NAME, kind="opaque")}, lambda rows: rows.where("amount > 0"))
+NEXT = """import pickle, sys; from tests.sources.test_files import PIPELINE, run_pipeline
+run_pipeline(pickle.load(sys.stdin.buffer), PIPELINE, run_id="next")"""
 
 
 @pytest.mark.promise("performance:one-session-per-pipeline", "decision:0003")
 def test_a_file_is_read_as_it_is_even_if_an_earlier_process_read_another_of_its_name(inbox: Inbox) -> None:
-    inbox.register(PIPELINE)
-    for rows in (2, 1000):
+    def put(rows: int) -> None:
         table = pa.table({"name": ["a"] * rows, "amount": pa.array(range(1, rows + 1), pa.int32())})
         inbox.write("1.parquet", parquet_of(table))
-        command = [sys.executable, "-m", "tests.sources.test_files", f"{rows} rows"]
-        subprocess.run(command, input=pickle.dumps(inbox.settings), cwd=REPOSITORY, check=True, timeout=300)
+
+    inbox.register(PIPELINE)
+    put(2)
+    run_pipeline(inbox.settings, PIPELINE, run_id="earlier")
+    put(1000)
+    settings = pickle.dumps(inbox.settings)
+    subprocess.run([sys.executable, "-c", NEXT], input=settings, cwd=REPOSITORY, check=True, timeout=300)
     (row,) = steps.rows(inbox.settings, PIPELINE)
     assert (row["lines"], row["amount"]) == (1002, 3 + 500500)
-
-
-if __name__ == "__main__":
-    run_pipeline(pickle.load(sys.stdin.buffer), PIPELINE, run_id=sys.argv[1])
