@@ -141,16 +141,22 @@ def set_limits(
     A statement may take long, but the pause between two statements is long only if the process is suspended (I20 in
     docs/protocol.md).
     """
+    lock_seconds = lock_timeout_seconds or settings.lock_timeout_seconds
+    connection.execute(_limits(lock_seconds, settings.commit_timeout_seconds, settings.idle_timeout_seconds, writer))
+
+
+@lru_cache  # each transaction begins with it, and most of its cost was to build it
+def _limits(lock_seconds: int, statement_seconds: int, idle_seconds: int, writer: str | None) -> sa.Executable:
     current = sa.func.current_setting("synchronous_commit")
     limits = {
-        "lock_timeout": f"{lock_timeout_seconds or settings.lock_timeout_seconds}s",
-        "statement_timeout": f"{settings.commit_timeout_seconds}s",
-        "idle_in_transaction_session_timeout": f"{settings.idle_timeout_seconds}s",
+        "lock_timeout": f"{lock_seconds}s",
+        "statement_timeout": f"{statement_seconds}s",
+        "idle_in_transaction_session_timeout": f"{idle_seconds}s",
         "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
         "synchronous_commit": sa.case((current == "remote_apply", current), else_="on"),  # a stricter setting is kept
         **({"tidegate.writer": writer} if writer is not None else {}),
     }
-    connection.execute(sa.select(*local(limits), without_time_limit()))
+    return sa.select(*local(limits), without_time_limit())
 
 
 @contextmanager

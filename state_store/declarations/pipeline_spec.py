@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from tidegate.state_store.declarations.column_spec import (
@@ -394,7 +395,7 @@ class PipelineSpec:
                 del value["combine"]
         return {"combiners": COMBINER_VERSION, **meaning}
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Return the SHA-256 of the declaration in hex."""
         return hashlib.sha256(json.dumps(self.declaration, sort_keys=True).encode()).hexdigest()

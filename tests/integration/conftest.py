@@ -131,14 +131,15 @@ def frozen(*numbers: int) -> list[bytes]:
 
 def contents(settings: Settings) -> dict[str, list[str]]:
     """Return every row of the ledger and of the state tables, for comparison."""
-    with migrations.connected(settings) as connection:
-        found = sa.inspect(connection)
-        rows = sa.select(sa.column("t").cast(sa.Text))
-        return {
-            f"{schema}.{name}": sorted(connection.scalars(rows.select_from(sa.table(name, schema=schema).alias("t"))))
-            for schema in (tables.LEDGER, state_tables.STATE)
-            for name in found.get_table_names(schema=schema)
-        }
+    tables = "SELECT oid::regclass::text FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace IN ({})"
+    schemas = "'tidegate'::regnamespace, 'state'::regnamespace"
+    with closing(psycopg2.connect(**settings.conninfo(user=settings.pg_owner))) as connection, connection.cursor() as cursor:
+        cursor.execute(tables.format(schemas))
+        found: dict[str, list[str]] = {name: [] for (name,) in cursor}
+        cursor.execute(" UNION ALL ".join(f"SELECT '{name}', t::text FROM {name} AS t" for name in found))
+        for name, row in cursor:
+            found[name].append(row)
+    return {name: sorted(rows) for name, rows in found.items()}
 
 
 @contextmanager

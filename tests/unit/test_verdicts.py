@@ -23,7 +23,7 @@ YES_AND_NO = (True, False)
 class Spec(PipelineSpec):
     """What is asked of it again and again is computed once."""
 
-    fingerprint, tables = map(cached_property, (PipelineSpec.fingerprint.fget, PipelineSpec.tables.fget))
+    tables = cached_property(PipelineSpec.tables.fget)
 
 
 def _spec(**changed: Any) -> Spec:

@@ -89,12 +89,12 @@ MUTANTS = (
     DATABASE("a-statement-after-the-lock-sees-what-was-before-it", "I3", "_engine_for")(
         'isolation_level="[-READ COMMITTED-]{+REPEATABLE READ+}",', "test_many_committers_of_many_txids_make_one_commit_each"
     ),
-    DATABASE("a-commit-does-not-wait-for-the-disk", "I9", "set_limits")(
+    DATABASE("a-commit-does-not-wait-for-the-disk", "I9", "_limits")(
         '[-sa.case((current == "remote_apply", current), else_="on")-]{+current+}',
         "test_a_commit_waits_for_the_disk_and_never_for_less_than_the_server_requires",
     ),
-    DATABASE("a-stopped-process-keeps-its-transaction", "I20", "set_limits")(
-        '"idle_in_transaction_session_timeout": [-f"{settings.idle_timeout_seconds}s-]{+"0+}"',
+    DATABASE("a-stopped-process-keeps-its-transaction", "I20", "_limits")(
+        '"idle_in_transaction_session_timeout": [-f"{idle_seconds}s-]{+"0+}"',
         "test_a_committer_that_is_paused_loses_its_transaction",
     ),
     DATABASE("what-can-be-done-later-waits-for-its-lock", "I20", "left_for_later")(
