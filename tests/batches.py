@@ -50,6 +50,13 @@ def stage(
     return ledger.StagedPartition(staged.name, partition, task_attempt, written, checksum)
 
 
+def staging_cursor(settings: Settings) -> Any:
+    """Return a cursor in the stager's role, for many partitions: a session of its own for each costs more than its rows."""
+    connection = ledger.connect(settings.conninfo(user=settings.pg_stager))
+    connection.autocommit = True
+    return connection.cursor()
+
+
 def _csv_line(values: Row) -> str:
     return ",".join("" if value is None else '"' + str(value).replace('"', '""') + '"' for value in values) + "\n"
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from decimal import ROUND_HALF_UP, Decimal
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 from operator import xor
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests import store as ledger
-from tests.batches import Row, Stream, end_of, plan_again, stage
+from tests.batches import Row, Stream, end_of, plan_again, stage, staging_cursor
 from tests.integration.conftest import as_role, waiting
 from tests.statements import execute
 from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
@@ -141,7 +141,11 @@ class Flow:
         self, attempt: ledger.Attempt, staged: str | ledger.Staged, rows: Iterable[Row], *, partition: int = 0
     ) -> ledger.StagedPartition:
         spec: Any = self.spec.state(staged) if isinstance(staged, str) else staged
-        return stage(self.settings, attempt, spec, rows, partition)
+        return stage(self._staging, attempt, spec, rows, partition)
+
+    @cached_property
+    def _staging(self) -> Any:
+        return staging_cursor(self.settings)
 
     def seal(self, attempt: ledger.Attempt, *staged: ledger.StagedPartition, tracked: ledger.Tracked | None = None) -> None:
         self.store.seal(attempt, staged, tracked or ledger.Tracked(0))

@@ -5,17 +5,16 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.batches import Row, stage
+from tests.batches import Row, stage, staging_cursor
 from tests.statements import execute
-from tests.store import Attempt, Commit, Mode, PipelineSpec, StagedPartition, Tracked, encode_metadata, state_tables, tables
-from tidegate import migrations
+from tests.store import Attempt, Commit, Mode, PipelineSpec, StagedPartition, Tracked, encode_metadata
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from tidegate.state_store import Settings, StateStore
 
@@ -65,7 +64,19 @@ class Tally:
         return attempt
 
     def stage(self, attempt: Attempt, state: str, rows: Iterable[Row], *, partition: int = 0) -> StagedPartition:
-        return stage(self.store.settings, attempt, self.spec.state(state), rows, partition)
+        return stage(self._staging, attempt, self.spec.state(state), rows, partition)
+
+    @cached_property
+    def _staging(self) -> Any:
+        return staging_cursor(self.store.settings)
+
+    def close(self) -> None:
+        self._staging.connection.close()
+        self.store.close()
+
+    def seal_empty(self, *txids: int) -> None:
+        for txid in txids:
+            self.store.seal(self.start(txid), [], Tracked(0))
 
     def process(
         self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, mode: Mode = "resume", **states: Iterable[Row]
@@ -131,10 +142,10 @@ def frozen(*numbers: int) -> list[bytes]:
 
 def contents(settings: Settings) -> dict[str, list[str]]:
     """Return every row of the ledger and of the state tables, for comparison."""
-    tables = "SELECT oid::regclass::text FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace IN ({})"
     schemas = "'tidegate'::regnamespace, 'state'::regnamespace"
+    names = f"SELECT oid::regclass::text FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace IN ({schemas})"
     with closing(psycopg2.connect(**settings.conninfo(user=settings.pg_owner))) as connection, connection.cursor() as cursor:
-        cursor.execute(tables.format(schemas))
+        cursor.execute(names)
         found: dict[str, list[str]] = {name: [] for (name,) in cursor}
         cursor.execute(" UNION ALL ".join(f"SELECT '{name}', t::text FROM {name} AS t" for name in found))
         for name, row in cursor:

@@ -240,8 +240,9 @@ STAGING_TABLES = "SELECT array_agg(relname::text ORDER BY relname) FROM pg_class
 
 @pytest.mark.promise("limit:STAGING_DROPS_PER_PLAN")
 def test_a_plan_drops_the_staging_of_a_few_attempts(tally: Tally) -> None:
-    for txid in tally.plan(STAGING_DROPS_PER_PLAN + 1):
-        tally.complete(txid)
+    tally.spec = replace(tally.spec, window=STAGING_DROPS_PER_PLAN + 1)
+    tally.seal_empty(*tally.plan(STAGING_DROPS_PER_PLAN + 1))
+    tally.commit_ready()
     tally.sql(LONG_AGO.format(STAGING_DROPS_PER_PLAN + 2))
     assert [tally.store.drop_old_staging(tally.spec) for _ in range(3)] == [STAGING_DROPS_PER_PLAN, 1, 0]
 

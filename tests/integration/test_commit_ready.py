@@ -245,7 +245,7 @@ def test_a_foreign_row_or_trigger_stops_all_batches(tally: Tally, settings: Sett
 def test_no_more_than_the_limit_commit_together(tally: Tally) -> None:
     most = MAX_BATCHES_TOGETHER
     tally.spec = replace(tally.spec, window=most + 1)
-    tally.having(most + 1, most + 1, shops=())
+    tally.seal_empty(*tally.plan(most + 1))
     assert [len(tally.commit_ready()) for _ in range(2)] == [most, 1]
 
 

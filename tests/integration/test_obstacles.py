@@ -230,20 +230,20 @@ def test_a_copy_into_staging_waits_for_its_rows_but_not_for_a_process_that_is_st
 
 
 @pytest.mark.promise("limit:LONGEST_SOURCE_ANSWER_SECONDS", "limit:LONGEST_STATEMENT_SECONDS")
-@pytest.mark.parametrize("is_closed", [False, True])
 def test_no_read_and_no_migration_waits_for_a_process_that_is_stopped(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, is_closed: bool
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In blocks, at their end, from a source. A statement that writes all rows of a table may take long, but not for ever."""
-    with closing(connect(settings.conninfo())) as connection, ThreadPoolExecutor(1) as pool:
-        connection.answer_seconds = 1
-        cursor = connection.cursor("in_blocks")
-        cursor.itersize = 1
-        cursor.execute("SELECT generate_series(1, 3)")
-        rows = iter(cursor)
-        assert next(rows) == (1,)
-        with stopped(connection.info.backend_pid), pytest.raises(NoAnswer, match="has not answered for 1 s"):
-            pool.submit(cursor.close if is_closed else rows.__next__).result(20)
+    for is_closed in (False, True):
+        with closing(connect(settings.conninfo())) as connection, ThreadPoolExecutor(1) as pool:
+            connection.answer_seconds = 1
+            cursor = connection.cursor("in_blocks")
+            cursor.itersize = 1
+            cursor.execute("SELECT generate_series(1, 3)")
+            rows = iter(cursor)
+            assert next(rows) == (1,)
+            with stopped(connection.info.backend_pid), pytest.raises(NoAnswer, match="has not answered for 1 s"):
+                pool.submit(cursor.close if is_closed else rows.__next__).result(20)
 
     monkeypatch.setattr("tidegate.jobs.sources.postgres.source_connection.LONGEST_SOURCE_ANSWER_SECONDS", 1)
     monkeypatch.setattr("tidegate.state_store.connections.local_settings.MARGIN_SECONDS", 1)

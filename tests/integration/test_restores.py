@@ -112,7 +112,7 @@ def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None
 @pytest.mark.promise("fault:database-is-restored-copied-or-promoted:commit")
 def test_a_copy_within_the_server_is_noticed(tally: Tally, settings: Settings, server: Server) -> None:
     tally.having(3, 2, 2)
-    tally.store.close()
+    tally.close()
     with server.database(settings.pg_database) as name:
         copy = replace(settings, pg_database=name)
         assert_halted(copy, "restored, promoted or copied.*commits after txid 2 may be lost.*--accept-epoch")
