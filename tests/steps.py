@@ -1,6 +1,6 @@
-"""The steps of a batch, each with a worker of its own, as in separate tasks."""
+"""The steps of a batch: each with a worker of its own, as in separate tasks, or all by one, as in a run without Airflow."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,17 +32,26 @@ def commit(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: st
         return worker.commit(txid)
 
 
-def complete(settings: Settings, pipeline: Pipeline | str, *txids: int, owner: str = "test", **options: Any) -> None:
-    for txid in txids:
-        process(settings, pipeline, txid, owner=owner, **options)
-        commit(settings, pipeline, txid, owner=owner)
+def complete(
+    settings: Settings, pipeline: Pipeline | str, *txids: int, owner: str = "test", mode: Any = "resume", **options: Any
+) -> None:
+    """Process and commit planned batches, one after another, by one worker."""
+    with Worker.open(settings, pipeline, owner=owner, **options) as worker:
+        _complete(worker, txids, mode)
 
 
 def run(settings: Settings, pipeline: Pipeline | str, run_id: str, **options: Any) -> list[int]:
-    """Plan, process and commit all batches that can be planned, one after another."""
-    txids = plan(settings, pipeline, run_id=run_id)
-    complete(settings, pipeline, *txids, owner=run_id, **options)
+    """Plan, process and commit all batches that can be planned, one after another, by one worker."""
+    with Worker.open(settings, pipeline, owner=run_id, **options) as worker:
+        txids = worker.plan(run_id)
+        _complete(worker, txids)
     return txids
+
+
+def _complete(worker: Worker, txids: Iterable[int], mode: Any = "resume") -> None:
+    for txid in txids:
+        worker.process(txid, mode=mode)
+        worker.commit(txid)
 
 
 def history(settings: Settings, txid: int, pipeline: str = "inbox") -> BatchHistory:
