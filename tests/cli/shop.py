@@ -2,9 +2,8 @@
 
 from tidegate.jobs import Count, Files, Pipeline, Ranges, Rows, State, Sum
 
-REVENUE = State(
-    {"shop": "text"}, {"orders": Count(), "cents": Sum("cents")}, kind="opaque", changes=True, null_keys=True, unanchored=True
-)
+SALES = {"orders": Count(), "cents": Sum("cents")}
+REVENUE = State({"shop": "text"}, SALES, kind="opaque", changes=True, null_keys=True, unanchored=True)
 ORDERS = Pipeline(
     name="orders",
     source=Files("data/orders", glob="*.csv", format="csv", schema={"shop": "string", "cents": "int"}, max_files=1),

@@ -1,6 +1,7 @@
 """The verbs of operators: pause, resume, retire, reinstate, retry, redo, prune, quarantine; and a run that is followed."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,12 +114,11 @@ def test_a_retry_names_what_it_lifts_and_the_next_step(tidegate: CommandLine, st
 
 
 @pytest.mark.promise("verb:retry", "json:retry")
-def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: CommandLine) -> None:
+def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: CommandLine, store: StateStore) -> None:
     write_flights(tidegate.settings.home, 1, GOOD)
-    with StateStore.connect(tidegate.settings) as store:
-        metadata = coordinator_of(flights.PIPELINE.source, tidegate.settings).initialize_transaction(1, None, None)
-        assert store.open_batches(SPEC, "an earlier run", [], None, [encode_metadata(metadata)])
-        store.halt_batch("flights", 1, "SOURCE_CHANGED: the file was away")
+    metadata = coordinator_of(flights.PIPELINE.source, tidegate.settings).initialize_transaction(1, None, None)
+    assert store.open_batches(SPEC, "an earlier run", [], None, [encode_metadata(metadata)])
+    store.halt_batch("flights", 1, "SOURCE_CHANGED: the file was away")
     write_flights(tidegate.settings.home, 2, GOOD)
     outcome = tidegate.json("retry", "flights", "1")  # without Airflow, as with --here
     assert (outcome["lifted"], outcome["committed"], outcome["state"]) == ([1], [1], "success")
@@ -135,10 +135,14 @@ def airflow_that(patched: pytest.MonkeyPatch, settings: Settings, task: tuple[st
 
 
 @pytest.mark.promise("error:RUN_UNFINISHED", "verb:trigger")
-def test_a_run_that_was_marked_as_done_is_no_success(
+def test_a_run_that_a_person_another_team_or_a_retirement_ends_is_no_success(
     tidegate: CommandLine, store: StateStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A person has marked a run in Airflow as a success, whose plan has opened two batches."""
+    """Another team's Dag plans nothing; a person has marked a run as a success, whose plan has opened two batches."""
+    follow = partial(run_verbs.through_airflow, "flights", {}, 10, as_json=False)
+    airflow_that(monkeypatch, tidegate.settings, ("extract", "success"))
+    with pytest.raises(run_verbs.RunUnfinished, match="before it planned anything"):
+        follow()
 
     def trigger(*_: object) -> str:
         assert store.open_batches(SPEC, "run", [], None, [encode_metadata({"files": []})] * 2)
@@ -146,17 +150,8 @@ def test_a_run_that_was_marked_as_done_is_no_success(
 
     airflow_that(monkeypatch, tidegate.settings, ("plan", "success"), trigger=trigger)
     with pytest.raises(run_verbs.RunUnfinished, match=r"txids 1-2 have not committed: .*tidegate trigger flights --wait"):
-        run_verbs.through_airflow("flights", {}, 10, as_json=False)
+        follow()
     assert "Committed" not in capsys.readouterr().out
-
-
-@pytest.mark.promise("verb:trigger")
-def test_a_run_that_another_team_or_a_retirement_ends_is_no_success(
-    tidegate: CommandLine, store: StateStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    airflow_that(monkeypatch, tidegate.settings, ("extract", "success"))
-    with pytest.raises(run_verbs.RunUnfinished, match="before it planned anything"):
-        run_verbs.through_airflow("flights", {}, 10, as_json=False)
 
     def run_state(*_: object) -> str:
         with StateStore.connect(tidegate.settings, user=tidegate.settings.pg_owner) as owner:
@@ -165,7 +160,7 @@ def test_a_run_that_another_team_or_a_retirement_ends_is_no_success(
 
     airflow_that(monkeypatch, tidegate.settings, ("plan", "failed"), run_state=run_state)
     with pytest.raises(PipelineRetired, match="it is replaced"):
-        run_verbs.through_airflow("flights", {}, 10, as_json=False)
+        follow()
 
 
 @pytest.mark.promise("verb:backfill")
@@ -280,9 +275,8 @@ def test_bad_records_are_listed_mended_and_replayed(shops: CommandLine) -> None:
     rows = {row["number"]: row for row in shops.json("quarantine", "list", "orders")}
     assert rows[int(numbers[True])]["payload"] == "Porto,seven"
     actions = shops.json("inspect", "orders", "--txid", "1")["actions"]
-    assert [(each["action"], each["reason"]) for each in actions] == [
-        ("mend", f"record {numbers[True]}: {why}") for why in ("a slip", "a slip", "it says 7")
-    ]
+    reasons = [f"record {numbers[True]}: {why}" for why in ("a slip", "a slip", "it says 7")]
+    assert [(each["action"], each["reason"]) for each in actions] == [("mend", reason) for reason in reasons]
 
     replay = ("quarantine", "replay", "orders", "--reason", "try them")
     refused = shops.refused(*replay, exit_code=TRY_AGAIN, **shops.airflow_away())

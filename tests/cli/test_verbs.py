@@ -150,8 +150,7 @@ def test_pipelines_shows_the_guarantee_of_each_pair_of_kinds(tmp_path: Path) -> 
 @pytest.mark.promise("verb:settings", "json:settings")
 def test_settings_name_their_origin_and_hold_no_password(tidegate: CommandLine) -> None:
     rows = {row["setting"]: row for row in tidegate.json("settings")}
-    assert rows["pg_port"]["from"] == "environment PGPORT"
-    assert rows["pg_port"]["value"] == tidegate.settings.pg_port
+    assert (rows["pg_port"]["from"], rows["pg_port"]["value"]) == ("environment PGPORT", tidegate.settings.pg_port)
     shown = tidegate("settings").stdout
     secrets = [line.rsplit(":", 1)[1] for line in tidegate.settings.pg_passfile.read_text().splitlines()]
     secrets += [tidegate.settings.spark_token_file.read_text()]
@@ -161,12 +160,8 @@ def test_settings_name_their_origin_and_hold_no_password(tidegate: CommandLine) 
 @pytest.mark.promise("verb:explain", "json:explain")
 def test_the_ways_of_batches_are_explained(tidegate: CommandLine) -> None:
     found = tidegate.json("explain", "flights")
-    assert [(path["batch"].split(",")[0], path["tasks"]) for path in found["paths"]] == [
-        ("1 file of 1 MiB", "one"),
-        ("4 files of 0.5 MiB", "one"),
-        ("1 file of 10 MiB", "many"),
-        ("4 files of 100 MiB", "many"),
-    ]
+    ways = {"1 file of 1 MiB": "one", "4 files of 0.5 MiB": "one", "1 file of 10 MiB": "many", "4 files of 100 MiB": "many"}
+    assert [(path["batch"].split(",")[0], path["tasks"]) for path in found["paths"]] == list(ways.items())
     assert (found["commits_alone"], found["why_alone"], found["window"]) == (False, [], 16)
     shown = tidegate("explain", "flights")
     assert "Batches that are ready are committed together." in shown.stderr
@@ -224,15 +219,11 @@ def test_words_are_completed(words: str) -> None:
 
 
 @pytest.mark.promise("verb:query", "json:query")
-def test_a_query_is_listed_and_answered_with_its_txid(tidegate: CommandLine, register: Callable[..., None]) -> None:
+def test_a_query_is_listed_and_answered_with_its_txid(tidegate: CommandLine, store: StateStore, register: Callable) -> None:
     register(word_count.PIPELINE)
-    with StateStore.connect(tidegate.settings) as store:
-        tally = Tally(store, word_count.PIPELINE.spec)
-        for txid in tally.plan(2):
-            tally.process(txid, word_count=[("the", 2), (f"new {txid}", 1)])
-            tally.commit(txid)
+    Tally(store, word_count.PIPELINE.spec).having(2, 2, 2, word_count=[("the", 2), ("sea", 1)])
     answer = {"query": "words_total", "txids": {"word_count": 2}, "columns": [{"name": "total", "type": "numeric"}]}
-    assert tidegate.json("query", "words_total", "the", "new 1", "unknown") == {**answer, "rows": [{"total": "5"}]}
+    assert tidegate.json("query", "words_total", "the", "sea", "unknown") == {**answer, "rows": [{"total": "6"}]}
     assert tidegate.json("query", "words_total")["rows"] == [{"total": "0"}]
     shown = tidegate("query", "words_total", "the", "--", "-1", "--json")
     assert (shown.returncode, shown.stdout.split(), shown.stderr) == (0, ["total", "4"], "As of txid 2 of word_count.\n")

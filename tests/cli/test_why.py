@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandL
     assert " ".join(halted) == "code sentence txid since advice command action severity error is_beside"
 
 
-def test_airflow_is_asked_also_if_something_else_needs_attention(tidegate: CommandLine) -> None:
+def test_airflow_is_asked_also_if_something_else_needs_attention(tidegate: CommandLine, store: StateStore) -> None:
     def codes(*txid: str) -> list[str]:
         shown = tidegate("why", "flights", *txid, "--json", **tidegate.airflow_away()).stdout
         return [cause["code"] for cause in json.loads(shown)["causes"]]
@@ -59,10 +60,9 @@ def test_airflow_is_asked_also_if_something_else_needs_attention(tidegate: Comma
     assert [cause["is_beside"] for cause in tidegate.json("why", "flights")["causes"]] == [False, True]
     write_flights(tidegate.settings.home, 2, GOOD)
     assert codes() == ["UNREAD", "QUARANTINED", "AIRFLOW_UNKNOWN"]
-    with StateStore.connect(tidegate.settings) as store:
-        batches = Batches(store, flights.PIPELINE)
-        batches.plan("a run", 1)
-        batches.seal(2)
+    batches = Batches(store, flights.PIPELINE)
+    batches.plan("a run", 1)
+    batches.seal(2)
     # At first it may wait for others, to be merged with them.
     assert wait_until(lambda: codes("2") == ["WAITS_FOR_COMMIT", "AIRFLOW_UNKNOWN"], 100)
 
@@ -172,16 +172,13 @@ def test_without_a_ledger_every_verb_says_what_is_missing(tidegate: CommandLine,
             _fails(elsewhere(*arguments), PERMANENT, "tidegate migrate")
 
 
-WRONG = {
-    ("inspect", "flights", "--state", "dayly"): ["no state dayly", "daily"],
-    ("inspect", "flights", "--txid", "7"): ["txid 7"],
-    ("get", "flights", "daily", "UA", "the first"): ["the first", "date"],
-    ("run", "flights", "--from-txid", "2"): ["txid 1"],
-    ("backfill", "flights", "--from-txid", "1", "--to-txid", "2000000000"): ["opened no txid", "end at 1000"],
-}
-
-
 @pytest.mark.promise("limit:MAX_BATCHES_PER_RUN")
 def test_a_wrong_request_names_the_right_one(tidegate: CommandLine) -> None:
-    for arguments, fragments in WRONG.items():
-        _fails(tidegate(*arguments), USAGE, *fragments)
+    for verb, *fragments in (
+        ("inspect flights --state dayly", "no state dayly", "daily"),
+        ("inspect flights --txid 7", "txid 7"),
+        ("get flights daily UA 'the first'", "the first", "date"),
+        ("run flights --from-txid 2", "txid 1"),
+        ("backfill flights --from-txid 1 --to-txid 2000000000", "opened no txid", "end at 1000"),
+    ):
+        _fails(tidegate(*shlex.split(verb)), USAGE, *fragments)

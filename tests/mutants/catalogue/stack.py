@@ -30,7 +30,7 @@ MUTANTS = (
     ),
     RUN_VERBS("a-run-without-a-plan-counts-as-a-success", "verb:trigger", "_check_planned")(
         'if [-all(task["task_id"] != airflow.PLAN or-]{+any(task["task_id"] == airflow.PLAN and+} task',
-        "test_a_run_that_another_team_or_a_retirement_ends_is_no_success",
+        "test_a_run_that_a_person_another_team_or_a_retirement_ends_is_no_success",
     ),
     AIRFLOW_REPORT("a-scheduler-that-is-heard-is-said-to-be-silent", "verb:why", "causes_of")(
         "is None or silent [->-]{+<+} BUSY_SECONDS:", "test_each_obstacle_is_named_and_a_run_that_goes_on"
