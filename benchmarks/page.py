@@ -50,7 +50,7 @@ def run(bench: Bench) -> Iterator[Figure]:
             batches.seal(1)
             batches.commit(1)
         write_large_ledger(server.settings, bench.choose(PIPELINES, 3), bench.choose(TXIDS, 60_000))
-        token = token_of(server, "admin")
+        token = token_of(server.url, "admin")
         runs: dict[str, list[float]] = {name: [] for name in VIEWS}
         beside: list[float] = []
         for number in range(1 + bench.passes):

@@ -6,10 +6,7 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
 from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
 # Who may do what with which Dags; users who are not here have their role's permissions on all Dags.
-GRANTS: dict[str, dict[str, set[str]]] = {
-    "nobody": {},
-    "clerk": {"clicks": {"GET"}, "orphan": {"GET", "PUT"}, "no_pipeline": {"GET", "PUT"}},
-}
+GRANTS = {"nobody": {}, "clerk": {"clicks": {"GET"}, "orphan": {"GET", "PUT"}, "no_pipeline": {"GET", "PUT"}}}
 
 
 class PerDagAuthManager(SimpleAuthManager):
@@ -21,9 +18,7 @@ class PerDagAuthManager(SimpleAuthManager):
         self.asked.append(1)
         return self._may(method, user, access_entity, details)
 
-    def filter_authorized_dag_ids(
-        self, *, dag_ids: set[str], user: Any, method: Any = "GET", team_name: str | None = None
-    ) -> set[str]:
+    def filter_authorized_dag_ids(self, *, dag_ids: set, user: Any, method: Any = "GET", team_name: Any = None) -> set[str]:
         self.asked.append(len(dag_ids))
         return {name for name in dag_ids if self._may(method, user, None, DagDetails(id=name, team_name=team_name))}
 

@@ -44,8 +44,7 @@ class Visitor:
     http: httpx.Client
 
     def get(self, path: str, **parameters: object) -> httpx.Response:
-        given = {name: value for name, value in parameters.items() if value is not None}
-        return self.http.get(f"/tidegate{path}", params=given or None)
+        return self.http.get(f"/tidegate{path}", params=parameters or None)
 
     def json(self, path: str, **parameters: object) -> dict:
         answer = self.get(f"/api{path}", **parameters)
@@ -150,7 +149,7 @@ def visit(server: Server) -> Iterator[Visit]:
             transport = httpx.HTTPTransport(limits=NO_IDLE_CONNECTIONS)
             http = opened.enter_context(httpx.Client(base_url=server.url, timeout=400, transport=transport))
             if name:
-                http.cookies.set("_token", token_of(server, name))
+                http.cookies.set("_token", token_of(server.url, name))
             return Visitor(http)
 
         yield visitor

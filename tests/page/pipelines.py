@@ -12,10 +12,7 @@ SPENT = {"clicks": Count(), "spent": Sum("cents", type="numeric(20,4)")}
 CLICKS = Pipeline(
     name="clicks",
     source=Files("clicks", glob="*.csv", format="csv", schema={"page": "string", "cents": "string"}),
-    states={
-        "per_page": State(key={"page": "text", "day": "date"}, aggregates=SPENT),
-        "total": State(aggregates={"all_clicks": Count()}),
-    },
+    states={"per_page": State({"page": "text", "day": "date"}, SPENT), "total": State(aggregates={"all_clicks": Count()})},
     description="Clicks <b>per page</b> & day",
     on_poison="quarantine",
 )

@@ -42,7 +42,7 @@ def clicks(server: Server) -> None:
 def page(server: Server, clicks: None) -> Iterator[Page]:
     """An empty tab of the administrator, in which nothing may go wrong."""
     with launched() as browser, tab(browser, base_url=server.url) as page:
-        page.context.add_cookies([{"name": "_token", "value": token_of(server, "admin"), "url": server.url}])
+        page.context.add_cookies([{"name": "_token", "value": token_of(server.url, "admin"), "url": server.url}])
         yield page
 
 

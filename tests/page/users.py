@@ -1,7 +1,6 @@
 """The users of the page's tests."""
 
 import json
-from typing import Protocol
 
 import httpx
 
@@ -10,15 +9,11 @@ USERS = ",".join(f"{name}:{role}" for name, role in ROLES.items())
 AUTH_MANAGER = "tests.page.auth_manager.PerDagAuthManager"
 
 
-class Site(Protocol):
-    url: str
-
-
 def passwords() -> str:
     return json.dumps({name: f"password of {name}" for name in ROLES})
 
 
-def token_of(server: Site, name: str) -> str:
-    answer = httpx.post(f"{server.url}/auth/token", json={"username": name, "password": f"password of {name}"}, timeout=400)
+def token_of(url: str, name: str) -> str:
+    answer = httpx.post(f"{url}/auth/token", json={"username": name, "password": f"password of {name}"}, timeout=400)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["access_token"])
