@@ -37,38 +37,45 @@ def watched(
 
 
 @dataclass
-class FaultPlan:
-    """Counts the points at which a process can die, and dies at the chosen one.
+class EachPoint:
+    """Lets one process after another die, each at another point, until one reaches the end.
 
-    A point is named by its statement, or as that before or after the COMMIT of the statements that have changed something.
+    They die before and after the COMMIT of each kind of transaction that changes something; if ``SOAK`` is set, before each
+    time that any statement is run, too. A point is named by its statement, or as that before or after the COMMIT of the
+    statements that have changed something.
     """
 
-    at: int | None = None
-    died_at: str | None = None
-    passed: Counter[str] = field(default_factory=Counter)
+    points: list[str] = field(default_factory=list)  # at which they have died
+    _died_at: str | None = None
+    _passed: Counter[str] = field(default_factory=Counter)  # by the process that lives
+    _tried: set[tuple[str, int]] = field(default_factory=set)
 
-    def reach(self, name: str) -> None:
+    def _reach(self, name: str) -> None:
         """Pass one more point, or die; after its death, a process reaches none."""
         kind = re.sub(r"\d+", "0", name)  # the names of staging tables have the txid in them
-        self.passed[kind] += 1
-        if self.died_at is None and self.dies(kind):
-            self.died_at = name
-        if self.died_at is not None:
-            raise Crash(self.died_at)
+        self._passed[kind] += 1
+        if self._died_at is None and self._is_new(kind):
+            self._died_at = name
+        if self._died_at is not None:
+            raise Crash(self._died_at)
 
-    def dies(self, _kind: str) -> bool:
-        """Return whether the process dies at the point that it has come to, which is of this kind."""
-        return self.passed.total() == self.at
+    def _is_new(self, kind: str) -> bool:
+        """Return whether no process has died here."""
+        point = (kind, self._passed[kind] if IN_FULL else 1)
+        if point in self._tried or not (IN_FULL or re.match("(before|after) COMMIT of (?!nothing)", kind)):
+            return False
+        self._tried.add(point)
+        return True
 
     @contextmanager
-    def armed(self) -> Iterator[None]:
+    def _armed(self) -> Iterator[None]:
         """Watch every statement, and the moments just before and just after every COMMIT."""
         changes: defaultdict[Any, list[str]] = defaultdict(list)  # of open transactions, by their connections
         here = threading.get_ident()  # a thread that shows by the clock that its process is alive dies with it
 
         def reach(name: str) -> None:
             if threading.get_ident() == here:
-                self.reach(name)
+                self._reach(name)
 
         def changed_by(connection: Any) -> list[str]:
             return changes.pop(getattr(connection, "dbapi_connection", connection), [])
@@ -92,45 +99,16 @@ class FaultPlan:
         with watched(before_statement, do_commit, do_rollback):
             yield
 
-
-@dataclass
-class EachPoint(FaultPlan):
-    """Lets one process after another die, each at another point, until one reaches the end.
-
-    They die before and after the COMMIT of each kind of transaction that changes something; if ``SOAK`` is set, before each
-    time that any statement is run, too.
-    """
-
-    points: list[str] = field(default_factory=list)  # at which they have died
-    _tried: set[tuple[str, int]] = field(default_factory=set)
-
-    def dies(self, kind: str) -> bool:
-        """Return whether no process has died here."""
-        point = (kind, self.passed[kind] if IN_FULL else 1)
-        if point in self._tried or not (IN_FULL or re.match("(before|after) COMMIT of (?!nothing)", kind)):
-            return False
-        self._tried.add(point)
-        return True
-
-    @contextmanager
-    def armed(self) -> Iterator[None]:
-        """Let what runs within die, unless it passes no new point."""
-        self.passed.clear()
-        self.died_at = None
-        try:
-            with super().armed():
-                yield
-        except Crash as crash:
-            self.points.append(str(crash))
-            raise
-
     def deaths(self, run: Callable[[], object]) -> Iterator[Crash]:
-        """Run again and again, until one run survives; yield each death."""
+        """Run again and again, until a run passes no new point and survives; yield each death."""
         while True:
+            self._passed.clear()
+            self._died_at = None
             try:
-                with self.armed():
+                with self._armed():
                     run()
             except Crash as crash:
+                self.points.append(str(crash))
                 yield crash
             else:
                 return
