@@ -8,7 +8,7 @@ from typing import Any
 
 from tests import store as ledger
 from tidegate.jobs import Pipeline
-from tidegate.jobs.sources import Coordinator, Emitter, Source
+from tidegate.jobs.sources import Source
 from tidegate.state_store import Settings, StateStore
 
 Row = Sequence[Any]
@@ -17,21 +17,13 @@ _task_attempts = count(100)
 
 @dataclass(frozen=True)
 class Stream(Source):
-    """A source of any kind with numbered records; its batches are the ranges that a test chooses."""
+    """A source of any kind with numbered records; tests plan its batches, of any range, and stage their partials themselves."""
 
     kind: ledger.SourceKind = "opaque"
 
     @property
     def identity(self) -> str:
         return "a test's records"
-
-    def coordinator(self, settings: Settings) -> Coordinator:
-        """Not used: tests plan their batches themselves."""
-        raise NotImplementedError
-
-    def emitter(self, spark: Any, settings: Settings) -> Emitter:
-        """Not used: tests stage their partials themselves."""
-        raise NotImplementedError
 
 
 def stage(
@@ -94,8 +86,9 @@ class Batches:
         assert isinstance(attempt, ledger.Attempt)
         return attempt
 
-    def seal(self, txid: int) -> None:
-        self.store.seal(self.begin(txid), [], ledger.Tracked(0))
+    def seal(self, *txids: int) -> None:
+        for txid in txids:
+            self.store.seal(self.begin(txid), [], ledger.Tracked(0))
 
     def fail(self, txid: int, error: str = "MALFORMED_RECORD: a.csv, line 3.") -> None:
         """Let a batch fail by its content, and halt it, as its task does after the last try."""

@@ -210,9 +210,7 @@ def test_a_plan_that_leaves_batches_over_queues_the_next_run(settings: Settings,
     assert [_plan(batches_per_run=3, **given) for _ in range(2)] == [covered] * 2
     assert queued == ([] if rest is None else [("continued_2__run", rest)] * 2)
     queued.clear()
-    assert (_plan(batches_per_run=3, active=2, **given), queued) == (covered, []), (
-        "it would begin before this run has committed"
-    )
+    assert (_plan(batches_per_run=3, active=2, **given), queued) == (covered, []), "it would begin before this run commits"
 
 
 @pytest.mark.promise("decision:0055")
@@ -255,30 +253,26 @@ def test_a_cleared_task_processes_its_batch_again(clicks: Batches, try_number: i
 @pytest.mark.promise("limit:WINDOW")
 @pytest.mark.parametrize("limit", [None, timedelta(minutes=5)])
 @pytest.mark.usefixtures("without_spark")
-def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
-    clicks: Batches, limit: timedelta | None
-) -> None:
+def test_a_batch_for_which_the_window_has_no_room_waits_in_the_triggerer(clicks: Batches, limit: timedelta | None) -> None:
     clicks.plan("run", WINDOW + 1)
     clicks.begin(1)
-    for txid in range(2, WINDOW + 1):
-        clicks.seal(txid)
+    clicks.seal(*range(2, WINDOW + 1))
     operator = _process(WINDOW + 1, execution_timeout=limit)
 
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(_context())
 
     assert _phases(clicks)[-1] == (WINDOW + 1, "planned")
-    assert waiting.value.trigger.serialize() == (
-        "tidegate.dags.batch_trigger.TurnTrigger",
-        {"pipeline_name": CLICKS.name, "awaited": "begin", "concurrency": 1},
-    )
+    name, arguments = waiting.value.trigger.serialize()
+    assert name == "tidegate.dags.batch_trigger.TurnTrigger"
+    assert arguments == {"pipeline_name": CLICKS.name, "awaited": "begin", "concurrency": 1}
     assert waiting.value.timeout == timedelta(hours=6)
     go_on = getattr(operator, waiting.value.method_name)
     clicks.store.halt_batch(CLICKS.name, 1, "a person has to look")
     with pytest.raises(AirflowFailException, match="txid 1 is halted"):
         go_on(_context(), Halt(reason="txid 1 is halted", waits_for=None))
 
-    clicks.store.seal(clicks.begin(1), [], Tracked(0))
+    clicks.seal(1)
     clicks.commit(1)
     go_on(_context(), None)
     assert _phases(clicks) == [(txid, "committed") for txid in range(1, WINDOW + 2)]

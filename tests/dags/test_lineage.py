@@ -17,8 +17,6 @@ from tidegate.dags import lineage
 from tidegate.jobs import Kafka, PostgresTable
 from tidegate.state_store import Settings
 
-SCHEMA = json.loads((REPOSITORY / "docs/schemas/TidegateBatchRunFacet.json").read_text())
-
 
 def named(dataset: naming.DatasetNaming) -> tuple[str, str]:
     return dataset.get_namespace(), dataset.get_name()
@@ -41,7 +39,7 @@ def test_a_batch_has_its_files_its_states_and_a_facet(
     assert (written.namespace, written.name) == named(server)
     assert [field.name for field in written.facets["schema"].fields] == ["page", "clicks", "txid"]
     facet = attr.asdict(found.run_facets["tidegate_batch"], filter=lambda _, value: value is not None)
-    jsonschema.validate(facet, SCHEMA)
+    jsonschema.validate(facet, json.loads((REPOSITORY / "docs/schemas/TidegateBatchRunFacet.json").read_text()))
     assert (facet["txid"], facet["phase"]) == (1, "planned")
 
 

@@ -76,10 +76,6 @@ class Run:
         while self.looks_at_failed < until and not self._waits[3].done():
             await asyncio.sleep(0.01)
 
-    def seal(self, *txids: int) -> None:
-        for txid in txids:
-            self.batches.seal(txid)
-
     def halt(self, txid: int) -> None:
         self.batches.store.halt_batch(CLICKS.name, txid, "SOURCE_CHANGED: a.csv")
 
@@ -100,7 +96,7 @@ def run(batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch) -
 @in_a_loop
 async def test_a_wait_for_the_window_ends_when_there_is_room_or_a_halt(run: Run, awaited: Awaited) -> None:
     run.batches.plan("run", WINDOW + 2)
-    run.seal(*range(1, WINDOW + 1))
+    run.batches.seal(*range(1, WINDOW + 1))
     run.wait(WINDOW + 1, WINDOW + 2, awaited=awaited)
     await run.none_but()
     run.batches.commit(1)
@@ -113,7 +109,7 @@ async def test_a_wait_for_the_window_ends_when_there_is_room_or_a_halt(run: Run,
 @in_a_loop
 async def test_a_halted_batch_ends_all_later_waits_with_its_reason(run: Run) -> None:
     run.batches.plan("run", 3)
-    run.seal(1)
+    run.batches.seal(1)
     run.halt(2)
     run.wait(1, 3)
     first, third = await run.turn(1), await run.turn(3)
@@ -126,12 +122,12 @@ async def test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared(run:
     """With a task that was cleared, commit tasks after it were, and start before its attempt lifts the halt."""
     run.batches.plan("run", 2)
     run.halt(1)
-    run.seal(2)
+    run.batches.seal(2)
     run.states |= {0: None, 1: "success"}
     run.wait(1, 2)
     await run.none_but()
     run.states[0] = "running"
-    run.seal(1)
+    run.batches.seal(1)
     await run.none_but()
     run.states[0] = "success"
     assert (await run.turn(1)).opens
@@ -142,7 +138,7 @@ async def test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared(run:
 @in_a_loop
 async def test_waits_outlive_an_unreachable_postgres(run: Run, settings: Settings) -> None:
     run.batches.plan("run", 1)
-    run.seal(1)
+    run.batches.seal(1)
     tried = iter([replace(settings, pg_port=1), settings])
     run.poller._connect = lambda: StateStore.connect(next(tried))
     run.wait(1)
@@ -162,7 +158,7 @@ async def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_s
     if situation == "an attempt at work":
         run.as_owner(SILENCE)
     else:
-        run.seal(1)
+        run.batches.seal(1)
         run.batches.commit(1)
     assert (await run.turn(3)).halted == "no task of this run tries txid 2 any more"
 
@@ -240,9 +236,9 @@ async def test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_
     assert await run.sent(1, 2) == ["worker", "worker"]
     await run.none_but(1, 2)
     run.states |= {0: "running", 1: "queued"}
-    run.seal(1, 2, 3, 4)
+    run.batches.seal(1, 2, 3, 4)
     await run.none_but(1, 2)
-    run.seal(5)
+    run.batches.seal(5)
     assert await run.sent(3, 4, 5) == ["no worker"] * 3
 
 
@@ -265,7 +261,7 @@ async def test_a_process_task_that_was_cleared_goes_to_a_worker_at_once(run: Run
     """It may have to process its batch again although that is sealed."""
     monkeypatch.setattr(batch_trigger, "_poller", run.poller)
     run.batches.plan("run", 1)
-    run.seal(1)
+    run.batches.seal(1)
     trigger = TurnTrigger(CLICKS.name, "process", CONCURRENCY)
     for try_number, event in ((1, TaskSuccessEvent()), (2, TriggerEvent(None))):
         trigger.task_instance = SimpleNamespace(task_id=PROCESS, run_id="run", map_index=0, try_number=try_number)
@@ -279,10 +275,9 @@ async def test_triggers_record_the_waits_and_commits_of_many_batches(
 ) -> None:
     count = 2 * WINDOW + 1
     run.batches.plan("run", count)
-    for txid in range(1, count + 1):
-        run.batches.seal(txid)
-        if txid % WINDOW == 0 or txid == count:
-            run.batches.store.commit_ready(CLICKS.spec, "test", wait=True)
+    for first in range(1, count + 1, WINDOW):
+        run.batches.seal(*range(first, min(first + WINDOW, count + 1)))
+        run.batches.store.commit_ready(CLICKS.spec, "test", wait=True)
     monkeypatch.setattr(Settings, "load", lambda: settings)
     monkeypatch.setattr(batch_trigger, "_poller", run.poller)
 
