@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from tests.cli.conftest import check_schema, verb_of
 from tests.conftest import COMMAND
 from tests.examples import copy_examples
 from tidegate import stack as embedded
@@ -45,6 +47,13 @@ class Stack:
     def tidegate(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         options = {"capture_output": True, "text": True, "timeout": 200}
         return subprocess.run([COMMAND, *arguments], env=self.environ | environ, check=False, **options)
+
+    def json(self, *arguments: str) -> Any:
+        """Run a verb with --json and return its output, which has to be as its schema says."""
+        done = self.tidegate(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        check_schema(verb_of(arguments), found := json.loads(done.stdout))
+        return found
 
     def statuses(self) -> dict[str, embedded.ComponentStatus]:
         return {status.name: status for status in embedded.status(self.settings)}

@@ -208,7 +208,7 @@ def test_an_impostor_of_airflow_does_not_get_the_password(
 
 
 @pytest.fixture
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def shared() -> Iterator[Path]:
     """A folder for temporary files like /tmp: all may write, but remove only their own files."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o1777)
@@ -239,9 +239,7 @@ def test_a_claim_to_a_port_follows_no_link_and_empties_no_file(
 
 @pytest.mark.promise("security:another-account-in-file-system")
 @pytest.mark.parametrize("verb", [["up", "--without-airflow"], ["down"]], ids=["up", "down"])
-def test_a_neighbours_stack_is_neither_started_nor_ended(
-    verb: list[str], neighbour: int, shared: Path, bystander: psutil.Process
-) -> None:
+def test_a_neighbours_stack_is_left_alone(verb: list[str], neighbour: int, shared: Path, bystander: psutil.Process) -> None:
     folder = shared / ".tidegate" / "run"
     folder.mkdir(parents=True)
     RunFolder(folder.parent).write("supervisor", Identity.of(bystander.pid))
