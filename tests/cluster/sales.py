@@ -3,11 +3,10 @@
 from tidegate.jobs import Count, Pipeline, PostgresTable, State, Sum
 
 ROWS, PER_BATCH = 80_000, 10_000
+SCHEMA = {"id": "bigint", "shop": "string", "cents": "int"}
 PIPELINE = Pipeline(
     "sales",
-    PostgresTable(
-        table="sales", key="id", schema={"id": "bigint", "shop": "string", "cents": "int"}, max_rows=PER_BATCH, wait_seconds=1
-    ),
+    PostgresTable(table="sales", key="id", schema=SCHEMA, max_rows=PER_BATCH, wait_seconds=1),
     {"per_shop": State({"shop": "text"}, {"sales": Count(), "cents": Sum("cents")})},
 )
 TABLE = """

@@ -186,9 +186,8 @@ def standalone_cluster(
     folder = Path(tempfile.mkdtemp(prefix="tidegate-cluster-"))
     folder.chmod(0o755)
     packages = install(folder)
-    server, first, second = machines = [
-        *(Machine.make(folder, 0), Machine.make(folder, 1), Machine.make(folder, 2, "127.0.0.3", **second_worker))
-    ]
+    machines = [Machine.make(folder, 0), Machine.make(folder, 1), Machine.make(folder, 2, "127.0.0.3", **second_worker)]
+    server, *workers = machines
     (home := folder / "project").mkdir()  # with the data, which every machine can read
     (token := folder / "token").write_text(secrets.token_urlsafe(16))
     token.chmod(0o600)
@@ -228,13 +227,13 @@ def standalone_cluster(
     try:
         ports = ("--host", "127.0.0.1", "--port", str(master_port), "--webui-port", str(free_port()))
         server.start("spark-class", MASTER, *ports, *OF_FILE, properties=common, port=master_port)
-        for worker in (first, second):
+        for worker in workers:
             options = ["--host", worker.address, "--port", str(free_port()), "--webui-port", str(free_port())]
             options += ["--cores", "2", "--memory", "768m", "--work-dir", str(worker.home / "work"), *OF_FILE]
             worker.start("spark-class", WORKER, *options, master, properties=common)
         whole = {**common, **of_server, **properties}
         server.start("spark-submit", *OF_FILE, "--class", SERVER_CLASS, "spark-internal", properties=whole, port=port)
-        yield SparkCluster(settings, server, [first, second], packages, ui_port)
+        yield SparkCluster(settings, server, workers, packages, ui_port)
     finally:
         for machine in machines:
             machine.end()

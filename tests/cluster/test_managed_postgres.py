@@ -28,22 +28,20 @@ from tests.conftest import register_pipelines
 from tests.integration.conftest import ROW, TALLY, Tally, commit_next, until
 from tests.postgres_versions import VERSIONS, AnyPostgres, binaries, running
 from tests.statements import execute
-from tests.store import Tracked
+from tests.store import Tracked, errors
 from tidegate import migrations
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.stack.components.server_process import group_of
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import (
-    AccessRefused,
-    AttemptFenced,
-    HoleDetected,
-    RetryableError,
-    SourceUnreadable,
-    StoreUnavailable,
-)
 
 PASSWORD = "of an administrator"
+ROLES = ("tidegate_owner", "tidegate", "tidegate_stager", "tidegate_reader")
+# What a statement leaves in its session, as psycopg2 writes it
+LASTING = re.compile(
+    r"^\s*(SET (?!LOCAL|TRANSACTION)|LISTEN|PREPARE|LOAD)|set_config\('\w+', '[^']*', false\)|pg_(try_)?advisory_lock|WITH HOLD"
+    r"|\bTEMP(ORARY)?\b"
+)
 
 
 def succeed(*command: object, **options: Any) -> None:
@@ -186,9 +184,6 @@ class Pair:
         until(lambda: self.standby.execute("SELECT pg_is_in_recovery()") == [(False,)])
 
 
-ROLES = ("tidegate_owner", "tidegate", "tidegate_stager", "tidegate_reader")
-
-
 @pytest.fixture(scope="module")
 def managed(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[AnyPostgres]:
     """A server whose administrator is no superuser, and which hides its identifier from all."""
@@ -205,13 +200,6 @@ def managed(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], in
         yield postgres
 
 
-# What a statement leaves in its session, as psycopg2 writes it
-LASTING = re.compile(
-    r"^\s*(SET (?!LOCAL|TRANSACTION)|LISTEN|PREPARE|LOAD)|set_config\('\w+', '[^']*', false\)|pg_(try_)?advisory_lock|WITH HOLD"
-    r"|\bTEMP(ORARY)?\b"
-)
-
-
 def test_a_server_that_is_not_verified_is_refused_for_good(managed: AnyPostgres, tmp_path: Path) -> None:
     """With TLS only, and a certificate of the reader's; the database is made by what the page prints, and is enough."""
     ours, other = Authority(tmp_path / "ours"), Authority(tmp_path / "other")
@@ -224,7 +212,7 @@ def test_a_server_that_is_not_verified_is_refused_for_good(managed: AnyPostgres,
     assert re.fullmatch(r"ledger \d+/00000001/\d+", epoch)
     for user in ("tidegate", "tidegate_stager"):
         assert execute(settings.conninfo(user=user), "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == [(True,)]
-    with pytest.raises(AccessRefused, match="certificate"):
+    with pytest.raises(errors.AccessRefused, match="certificate"):
         StateStore.connect(settings, user="tidegate_reader")
     key, certificate = ours.sign("tidegate_reader")
     StateStore.connect(replace(settings, pg_sslcert=certificate, pg_sslkey=key), user="tidegate_reader").close()
@@ -235,7 +223,7 @@ def test_a_server_that_is_not_verified_is_refused_for_good(managed: AnyPostgres,
         "does not exist": replace(settings, pg_sslrootcert=ours.folder / "missing.crt"),
     }
     for message, wrong in refused.items():
-        with pytest.raises(AccessRefused, match=message):
+        with pytest.raises(errors.AccessRefused, match=message):
             StateStore.connect(wrong)
     StateStore.connect(replace(settings, pg_host="localhost", pg_sslmode="verify-ca")).close()
 
@@ -260,7 +248,7 @@ def test_batches_commit_through_a_transaction_pooler(tmp_path: Path, free_port: 
             pooler(plain, tmp_path / "full", free_port(), size=1, most_clients=1) as full,
             StateStore.connect(full) as store,
             store.engine.connect(),
-            pytest.raises(StoreUnavailable, match=r"too many connections \(.*no more connections"),
+            pytest.raises(errors.StoreUnavailable, match=r"too many connections \(.*no more connections"),
         ):
             StateStore.connect(full)
     statements = re.findall(r"^\d+ LOG:  statement: (.*(?:\n(?!\d+ LOG).*)*)", log, re.MULTILINE)
@@ -298,11 +286,11 @@ def test_a_failover_that_loses_commits_halts_until_a_person_accepts(pair: Pair, 
     pair.wait_for_both()
     standby = replace(pair.settings, pg_host=pair.standby.host)
     table = PostgresTable(table="sales", key="id", schema={"id": "bigint"})  # whose open writers cannot be seen there
-    with pytest.raises(SourceUnreadable, match="standby"):
+    with pytest.raises(errors.SourceUnreadable, match="standby"):
         coordinator_of(table, standby).initialize_transaction(1, None, None)
     with StateStore.connect(standby) as store:
         for step in (lambda: Tally(store).plan(), lambda: store.commit_ready(TALLY.spec, "test")):
-            with pytest.raises(StoreUnavailable, match="standby"):
+            with pytest.raises(errors.StoreUnavailable, match="standby"):
                 step()
     assert commit_next(replace(pair.settings, pg_host=f"{pair.standby.host},{pair.primary.host}"), 2) == 2
     with StateStore.connect(pair.settings) as store:
@@ -315,10 +303,10 @@ def test_a_failover_that_loses_commits_halts_until_a_person_accepts(pair: Pair, 
         (txid,) = tally.plan(run_id="in work")
         zombie = tally.start(txid)  # its fence is lost, too; its process lives on
         pair.fail_over()
-        with pytest.raises(HoleDetected, match=r"stands at txid 2, but .* txid 5 committed .*txids 3 to 5 are lost"):
+        with pytest.raises(errors.HoleDetected, match=r"stands at txid 2, but .* txid 5 committed .*txids 3 to 5 are lost"):
             commit_next(pair.settings)
         elsewhere = replace(pair.settings, witness_folder=tmp_path / "another machine")
-        with pytest.raises(HoleDetected, match="restored, promoted or copied"):
+        with pytest.raises(errors.HoleDetected, match="restored, promoted or copied"):
             commit_next(elsewhere)  # it has no witness
         assert counted(pair.settings) == 2
         (story,) = migrations.accept_epoch(pair.settings, "an operator").values()
@@ -329,7 +317,7 @@ def test_a_failover_that_loses_commits_halts_until_a_person_accepts(pair: Pair, 
         newer = tally.start(again)
         assert newer.number == zombie.number, "the promoted server hands out the same number again"
         staged = [tally.stage(zombie, "per_shop", [("z", 9, 9, 9, 9)]), tally.stage(zombie, "per_day", [])]
-        with pytest.raises(AttemptFenced, match="another history"):
+        with pytest.raises(errors.AttemptFenced, match="another history"):
             store.seal(zombie, staged, Tracked(0))
         store.seal(newer, [tally.stage(newer, "per_shop", ROW), tally.stage(newer, "per_day", [])], Tracked(0))
         tally.commit(again)
@@ -344,7 +332,7 @@ def test_a_failover_to_a_synchronous_standby_goes_on_by_itself(pair: Pair) -> No
 
     def work(is_over: threading.Event) -> None:
         while not is_over.wait(0.01):
-            with suppress(StoreUnavailable):  # as Airflow's retries do
+            with suppress(errors.StoreUnavailable):  # as Airflow's retries do
                 reported.append(commit_next(settings))
 
     with background(work):
@@ -356,7 +344,7 @@ def test_a_failover_to_a_synchronous_standby_goes_on_by_itself(pair: Pair) -> No
     assert commit_next(settings) == counted(settings) > max(reported)
 
     # Where the promotion may have lost something, the same database halts.
-    with pytest.raises(HoleDetected, match="restored, promoted or copied"):
+    with pytest.raises(errors.HoleDetected, match="restored, promoted or copied"):
         commit_next(replace(settings, pg_failover="halt"))
 
 
@@ -382,7 +370,7 @@ def test_a_failover_in_the_middle_of_a_run_of_spark(pair: Pair, stack: Settings,
 
     def run() -> None:
         for number in count():
-            with suppress(RetryableError):
+            with suppress(errors.RetryableError):
                 steps.run(settings, pipeline, f"run {number}")
                 return
             time.sleep(0.2)  # as Airflow's retries do

@@ -12,7 +12,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -244,7 +243,8 @@ def test_two_pipelines_run_on_two_workers(cluster: SparkCluster, routes: Routes,
 def test_an_executor_ends_in_mid_batch(cluster: SparkCluster, routes: Routes, how: signal.Signals) -> None:
     pipeline = routes.declare(pause=0.2, files_per_batch=2)
     before, ended = len(cluster.events()), 0
-    with running(cluster.settings, pipeline) as run:
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(run_pipeline, cluster.settings, pipeline, run_id="run")
         for worker in (cluster.workers[0], cluster.workers[1], cluster.workers[0]):
             await_staging(cluster.settings, run)
             for executor in worker.running("CoarseGrainedExecutorBackend"):
@@ -268,7 +268,8 @@ def test_an_executor_is_cut_off_from_postgres(
         return "while staging per_route on " in caplog.text + cluster.events()[before:]
 
     monkeypatch.setattr(shortcuts, "FEW_ROWS", 0)  # executors stage all batches, not only the first
-    with running(cluster.settings, pipeline) as run:
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(run_pipeline, cluster.settings, pipeline, run_id="run")
         while not run.done() and closed < 5:
             if gate.links:
                 gate.close()
@@ -312,12 +313,6 @@ def test_executors_without_a_driver_of_postgres_are_refused(cluster: SparkCluste
     finally:
         away.rename(driver)
         without_imports()
-
-
-@contextmanager
-def running(settings: Settings, pipeline: Pipeline) -> Iterator[Future[RunResult]]:
-    with ThreadPoolExecutor(1) as thread:
-        yield thread.submit(run_pipeline, settings, pipeline, run_id="run")
 
 
 def await_staging(settings: Settings, run: Future[RunResult]) -> None:
