@@ -31,13 +31,9 @@ DECLARED: dict[str, tuple[dict[str, Any], dict[str, AnyState]]] = {
     ),
 }
 SCHEMA = {"k": "string", "v": "int", "word": "string"}
+USUAL: dict[str, Any] = {"glob": GLOB, "format": "csv", "schema": SCHEMA, "min_age_seconds": 0}
 PIPELINES = {
-    name: Pipeline(
-        name,
-        Files(f"data/{name}", glob=GLOB, format="csv", schema=SCHEMA, min_age_seconds=0, **arguments),
-        states,
-        retry_delay_seconds=1,
-    )
+    name: Pipeline(name, Files(f"data/{name}", **USUAL, **arguments), states, retry_delay_seconds=1)
     for name, (arguments, states) in DECLARED.items()
 }
 FILES_PER_RUN = {"many": 40, "several": 6, "opaque": 4}
