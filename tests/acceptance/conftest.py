@@ -2,18 +2,16 @@
 
 from pathlib import Path
 
+import duckdb
+
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from tidegate.state_store import Settings, StateStore
 
+AGGREGATES = {"sold": Count(), "cents": Sum("cents"), "least": Min("cents"), "most": Max("cents")}
 SALES = Pipeline(
     name="sales",
     source=Files("sales", glob="*.csv", format="csv", schema={"shop": "string", "cents": "int"}, max_files=2),
-    states={
-        "per_shop": State(
-            key={"shop": "text"},
-            aggregates={"sold": Count(), "cents": Sum("cents"), "least": Min("cents"), "most": Max("cents")},
-        )
-    },
+    states={"per_shop": State({"shop": "text"}, AGGREGATES)},
 )
 
 
@@ -29,13 +27,10 @@ def write_sales(home: Path, *names: str) -> None:
 
 
 def clean_state(home: Path) -> dict[str, tuple[int, int, int, int]]:
-    """Compute the state from the raw files, in plain Python."""
-    cents: dict[str, list[int]] = {}
-    for file in (home / "sales").glob("*.csv"):
-        for line in file.read_text(encoding="utf-8").splitlines()[1:]:
-            shop, value = line.split(",")
-            cents.setdefault(shop, []).append(int(value))
-    return {shop: (len(v), sum(v), min(v), max(v)) for shop, v in cents.items()}
+    """Let DuckDB compute the state from the raw files."""
+    files = f"read_csv('{home}/sales/*.csv', header = true)"
+    found = duckdb.sql(f"SELECT shop, count(*), sum(cents), min(cents), max(cents) FROM {files} GROUP BY shop").fetchall()
+    return {shop: tuple(values) for shop, *values in found}
 
 
 def stored_state(settings: Settings, pipeline: Pipeline = SALES) -> dict[str, tuple[int, int, int, int]]:

@@ -43,16 +43,10 @@ def run_once(settings: Settings, pipeline: Pipeline, run_id: str) -> None:
         steps.commit(settings, pipeline, txid, owner=run_id)
 
 
-@pytest.mark.promise(
-    "I1",
-    "fault:process-dies-at-any-statement:processing",
-    "fault:process-dies-at-any-statement:commit",
-    "fault:process-dies-at-any-statement:after",
-)
+@pytest.mark.promise("I1", "fault:process-dies-at-any-statement:processing")
+@pytest.mark.promise("fault:process-dies-at-any-statement:commit", "fault:process-dies-at-any-statement:after")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in USUAL else pytest.mark.soak) for name in FEEDS])
-def test_deaths_around_each_commit_leave_the_state_of_a_clean_run(
-    settings: Settings, register: Callable[..., None], name: str
-) -> None:
+def test_deaths_around_commits_leave_a_clean_runs_state(settings: Settings, register: Callable[..., None], name: str) -> None:
     """In turn, in one history: the same run goes on or, after every second death, another takes up what is left over."""
     feed = FEEDS[name](settings, 0)
     state = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")}, kind=feed.source.kind)
