@@ -23,7 +23,6 @@ from tests.store import HOME_VARIABLE
 from tidegate.airflow_client import AirflowClient
 from tidegate.state_store import Settings
 
-FINISHED = ("success", "failed")
 SHOPS = ("Lisbon", "Porto", "Faro")
 wait_for = partial(until, seconds=400, every=0.1)
 STATES = {"orders": "revenue", "returns": "returned"}  # of the pipelines that add up what shops sell or take back
@@ -89,7 +88,7 @@ class Shop:
     def end_of(self, pipeline: str, run_id: str) -> str:
 
         def state() -> str | None:
-            return found if (found := self.client.run_state(pipeline, run_id)) in FINISHED else None
+            return found if (found := self.client.run_state(pipeline, run_id)) in ("success", "failed") else None
 
         return str(wait_for(state, f"the end of a run of {pipeline}", every=0.5))
 
