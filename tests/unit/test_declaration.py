@@ -41,10 +41,6 @@ def files(folder: str = "inbox", **source: Any) -> j.Files:
     return j.Files(folder, **{"format": "csv", "schema": {"name": "string"}, **source})
 
 
-def bucket(folder: str, **source: Any) -> j.Files:
-    return j.Files(folder, schema={"name": "string"}, **source)
-
-
 def table(**changes: Any) -> j.PostgresTable:
     schema = {"id": "bigint", "name": "string", "at": "timestamp"}
     return j.PostgresTable(**{"table": "orders", "key": "id", "schema": schema, **changes})
@@ -73,19 +69,14 @@ ALIKE = {"id": "int", "Id": "int"}
 PLANES = j.Reference(j.Files("planes", format="csv", schema={"tail": "string"}))
 UNSURE = j.StateQuery("ships.by_name", as_of="latest")
 A, B, OPAQUE = files("a"), files("b"), files("o", kind="opaque")
+BOTH = {"a": A, "b": B}
 DATED = files(schema={"name": "string", "at": "timestamp"})
 # What holds for a record at one time, or beside others.
 IMPURE = (
-    *(
-        "at <= Now()",
-        "`rand` /* it's */ () < 0.5",
-        "name = r'\\' OR rand() < 0.5 OR name = '\\''",
-        "at <= current_date",
-        "uuid() > name",
-    ),
+    *("at <= Now()", "`rand` /* it's */ () < 0.5", "name = r'\\' OR rand() < 0.5 OR name = '\\''", "at <= current_date"),
     *("at < 'today'", "'now' > at", "at between 'yesterday' and 'tomorrow'", "at = 'today'", "at IN ('2020-01-01', 'today')"),
     *("date'today' > at", "at < cast(' Now UTC' AS timestamp)", "'now'::timestamp > at", "datediff(at, 'today') < 9"),
-    *("first(at) OVER (ORDER BY name) = at", "hex(aes_encrypt(name, 'key')) > ''", "_metadata.file_size > 0"),
+    *("first(at) OVER (ORDER BY name) = at", "hex(aes_encrypt(name, 'key')) > ''", "_metadata.file_size > 0", "uuid() > name"),
 )
 PURE = """`now` = 'rand()' AND name IN ('a', 'today') AND 'now' <> name AND 'now' <=> name -- it's now() 'today' < 1
     AND aes_encrypt(name, concat(at, 'k'), 'CBC', 'DEFAULT', name) = if(name > '', 'now', 'then')
@@ -199,14 +190,14 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: files(partitions={"p": "array<int>"}), "which no folder's name can be"),
     ],
     "files of a store": [
-        (lambda: bucket("s3a://lake/in/*.parquet"), "there is a * in the place. Write a pattern as glob="),
-        (lambda: bucket("s3a://key:secret@lake/in"), "Files('s3a://***@lake/in'): a URL must not have a password"),
-        (lambda: bucket("s3a://key:sec/ret@lake/in"), "Files('s3a://***@lake/in'): a URL must not have a password"),
-        (lambda: bucket("s3a://lake/in", follow_links=True), "has no links to follow"),
-        (lambda: bucket("s3a://lake/in", names_grow=True, kind="opaque"), "cannot be opaque with names_grow"),
-        (lambda: bucket("in", manifests="lists"), "is a folder on a disk: manifests is for a store"),
-        (lambda: bucket("s3a://lake/in", versions=True, kind="opaque"), "cannot be opaque with versions"),
-        (lambda: bucket("in", versions=True), "is a folder on a disk: versions is for a store"),
+        (lambda: files("s3a://lake/in/*.parquet"), "there is a * in the place. Write a pattern as glob="),
+        (lambda: files("s3a://key:secret@lake/in"), "Files('s3a://***@lake/in'): a URL must not have a password"),
+        (lambda: files("s3a://key:sec/ret@lake/in"), "Files('s3a://***@lake/in'): a URL must not have a password"),
+        (lambda: files("s3a://lake/in", follow_links=True), "has no links to follow"),
+        (lambda: files("s3a://lake/in", names_grow=True, kind="opaque"), "cannot be opaque with names_grow"),
+        (lambda: files("in", manifests="lists"), "is a folder on a disk: manifests is for a store"),
+        (lambda: files("s3a://lake/in", versions=True, kind="opaque"), "cannot be opaque with versions"),
+        (lambda: files("in", versions=True), "is a folder on a disk: versions is for a store"),
     ],
     "several inputs": [
         (lambda: j.Inputs({"a": A, "b": A}), "Inputs a and b are the same source, so each row would come twice"),
@@ -214,12 +205,9 @@ REFUSED: dict[str, list[tuple[Declare, str]]] = {
         (lambda: j.Inputs({"a": A, "b": replace(PLANES, keep_folder="a/kept")}), "Inputs a and b share a folder"),
         (lambda: merged({"a": A, "planes": PLANES}), "needs a transform that joins with planes"),
         (lambda: merged({"a": A, "b": files("b", partitions={"dt": "date"})}), "different columns: only one of them has dt"),
-        (lambda: merged({"a": A, "b": B}, transform=len, check={"known": "name > ''"}), 'is for: check={"a"'),
+        (lambda: merged(BOTH, transform=len, check={"known": "name > ''"}), 'is for: check={"a"'),
         (lambda: declare(source=A, check={"known": {"a": "true"}}), "checks for input 'known', which its source does not have"),
-        (
-            lambda: merged({"a": A, "b": B}, wait_for_all=True, transform=len, on_poison="quarantine"),
-            "aside and have wait_for_all",
-        ),
+        (lambda: merged(BOTH, wait_for_all=True, transform=len, on_poison="quarantine"), "aside and have wait_for_all"),
         (lambda: j.Inputs({"a": A, "o": OPAQUE}, kind="best"), "Inputs cannot be 'best': one of them is opaque"),
         (lambda: j.Inputs({"o": OPAQUE, "b": B}, kind="transactional"), "cannot be 'transactional': one of them is opaque"),
         (lambda: merged({"a": A, "b": j.Changes("inbox.per_name")}, transform=len), "Pipeline inbox follows itself"),

@@ -5,14 +5,12 @@ import re
 import yaml
 
 from tests.checkout import REPOSITORY
-
-COMPOSE = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+from tests.unit.test_compose import SERVICES, properties
 
 
 def test_the_pod_is_closed_and_holds_no_secret() -> None:
     spec = yaml.safe_load((REPOSITORY / "deploy/worker-pod.yaml").read_text())["spec"]
-    lines = (REPOSITORY / "deploy/kubernetes.env").read_text().splitlines()
-    variables = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    variables = properties((REPOSITORY / "deploy/kubernetes.env").read_text())
     (container,) = spec["containers"]
     assert container["name"] == "base"
     assert spec["securityContext"]["runAsNonRoot"]
@@ -30,6 +28,6 @@ def test_the_pod_is_closed_and_holds_no_secret() -> None:
     entry = (REPOSITORY / "compose/entrypoint.sh").read_text()
     assert (mounts["secrets"] in entry, mounts["private"] in entry) == (True, True)
     (items,) = [volume["secret"]["items"] for volume in spec["volumes"] if "secret" in volume]
-    assert {item["path"] for item in items} <= set(COMPOSE["airflow-scheduler"]["secrets"])
+    assert {item["path"] for item in items} <= set(SERVICES["airflow-scheduler"]["secrets"])
     written = {variables["AIRFLOW_HOME"], variables["TIDEGATE_WITNESS_FOLDER"], f"{variables['TIDEGATE_HOME']}/.tidegate"}
     assert written <= set(mounts.values())

@@ -84,9 +84,8 @@ def test_a_value_that_is_not_a_number_is_refused_with_its_place(tmp_path: Path, 
 
 
 def test_a_path_of_an_account_that_there_is_not_is_refused_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(
-        SettingsInvalid, match=r"pg_passfile must be the path .* but environment PGPASSFILE says '~nosuchaccount/x'"
-    ):
+    said = "pg_passfile must be the path .* but environment PGPASSFILE says '~nosuchaccount/x'"
+    with pytest.raises(SettingsInvalid, match=said):
         sources(tmp_path, PGPASSFILE="~nosuchaccount/x")
 
 
