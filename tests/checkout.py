@@ -57,12 +57,10 @@ def write_package(folder: Path, **pipelines: str) -> Path:
     return folder
 
 
-def python(
-    program: str, folder: Path, *arguments: str, path: Sequence[Path] = (REPOSITORY,)
-) -> subprocess.CompletedProcess[str]:
+def python(code: str, folder: Path, *arguments: str, path: Sequence[Path] = (REPOSITORY,)) -> subprocess.CompletedProcess[str]:
     """Run a program in a new interpreter in a folder; of the packages, those on this path, as in no project's environment."""
     usual = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "TIDEGATE_", "PYTHON"))}
     airflow = {"AIRFLOW_HOME": str(folder), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     environ = {**usual, **airflow, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    command = [sys.executable, "-c", program, *arguments]
+    command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=400, check=False)

@@ -4,11 +4,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -28,9 +28,6 @@ from tidegate.jobs import Pipeline
 from tidegate.stack.components.server_process import reserve_port
 from tidegate.state_store import Settings, StateStore
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
 for _name in [name for name in os.environ if name.startswith(("TIDEGATE_", "PG"))]:
     del os.environ[_name]  # tests must not reach the developer's own database
 os.environ["TIDEGATE_MIN_FILE_AGE_SECONDS"] = "0"  # a test's files are complete when they appear
@@ -44,9 +41,7 @@ die_with_make()
 # SQLAlchemy compiles each statement once per process: by itself, it would once per database, so for every test. Servers of
 # another version have their own.
 _compiled: LRUCache[object, object] = LRUCache(2000)
-PGDialect_psycopg2.__eq__ = lambda one, other: (
-    isinstance(other, PGDialect_psycopg2) and one.server_version_info == other.server_version_info
-)
+PGDialect_psycopg2.__eq__ = lambda one, other: type(one) is type(other) and one.server_version_info == other.server_version_info
 PGDialect_psycopg2.__hash__ = lambda _: hash(PGDialect_psycopg2)
 PGDialect_psycopg2.engine_created = lambda engine: engine.update_execution_options(compiled_cache=_compiled)
 
@@ -97,14 +92,11 @@ def whole_stack(request: pytest.FixtureRequest) -> Settings:
     """Settings of the run's stack: Postgres, Spark Connect, and Kafka if any test of the run needs it and it can be fetched."""
     if home := os.environ.get("STACK_OF_TESTS"):  # one that runs already: tests/mutants has the same for many runs
         return Settings.load({**os.environ, "TIDEGATE_HOME": home})
-    uses_kafka = any("kafka_stack" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    extras = ("kafka",) if uses_kafka else ()
-    if extras:
-        try:
+    if any("kafka_stack" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        with suppress(pytest.skip.Exception):  # tests of Kafka will say so
             fetch_kafka()
-        except pytest.skip.Exception:  # tests of Kafka will say so
-            extras = ()
-    return shared_stack(*extras)
+            return shared_stack("kafka")
+    return shared_stack()
 
 
 @pytest.fixture(scope="session")
@@ -180,7 +172,7 @@ def store(settings: Settings) -> Iterator[StateStore]:
 
 
 @cache  # OpenTelemetry takes one provider per process
-def _memory_of_spans() -> "InMemorySpanExporter":
+def _memory_of_spans() -> Any:
     from opentelemetry import trace  # noqa: PLC0415 - few tests need it
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: PLC0415
@@ -193,7 +185,8 @@ def _memory_of_spans() -> "InMemorySpanExporter":
 
 
 @pytest.fixture
-def exporter() -> "InMemorySpanExporter":
+def exporter() -> Any:
+    """OpenTelemetry's InMemorySpanExporter, empty."""
     _memory_of_spans().clear()
     return _memory_of_spans()
 

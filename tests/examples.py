@@ -8,9 +8,8 @@ import tidegate.jobs.pipelines
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PARTS = ("pipelines", "dags", "migrations", "tidegate.toml")
 
-tidegate.jobs.pipelines.__path__[:] = [
-    str(EXAMPLES / "pipelines")
-]  # as if the tests ran in its folder, not in the repository's
+# As if the tests ran in its folder, not in the repository's.
+tidegate.jobs.pipelines.__path__[:] = [str(EXAMPLES / "pipelines")]
 
 
 def copy_examples(home: Path, *parts: str) -> None:

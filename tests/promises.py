@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-NO_TEST = "no test yet"
 SOAK, SLOW = "pytest.mark.soak", " (soak)"
 Found = Iterator[tuple[str, str]]  # the part of an id after its kind, and what the promise says
 
@@ -197,7 +196,7 @@ def register(found: dict[str, Promise]) -> Iterator[str]:
         for each, promise in found.items():
             if kind_of(each) == name:
                 tests = sorted({*promise.tests, *promise.of_all})
-                yield f"{each}: {promise.says}\n    {', '.join(tests) if promise.held else NO_TEST}"
+                yield f"{each}: {promise.says}\n    {', '.join(tests) if promise.held else 'no test yet'}"
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> int:

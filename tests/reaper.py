@@ -123,15 +123,12 @@ def reaped(folder: Path) -> Iterator[None]:
     # It must not carry the mark, nor get the terminal's signals, nor keep a pipe open that is read to its end.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     waiting = subprocess.Popen([sys.executable, "-m", "tests.reaper", run.mark], stdin=subprocess.PIPE, cwd=PROJECT, **quiet)
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = run.mark
-    try:
-        yield
-    finally:
-        del os.environ[VARIABLE]
-        if before is not None:  # a run within a run
-            os.environ[VARIABLE] = before
-        waiting.communicate()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(VARIABLE, run.mark)  # over that of a run that this one is within
+        try:
+            yield
+        finally:
+            waiting.communicate()
 
 
 @pytest.hookimpl(trylast=True)

@@ -100,9 +100,8 @@ class Runner:
             except subprocess.TimeoutExpired:
                 os.killpg(pytest.pid, signal.SIGKILL)  # the reaper of its tests ends what they have started
                 output, code = pytest.communicate()[0], None
-        failures = dict(
-            re.findall(r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\](?= - |$))?)(?: - (.*))?$", output, re.MULTILINE)
-        )
+        failed = r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\](?= - |$))?)(?: - (.*))?$"
+        failures = dict(re.findall(failed, output, re.MULTILINE))
         return Run(code, failures, time.monotonic() - began, " / ".join(output.strip().splitlines()[-3:])[:500])
 
 
@@ -175,9 +174,7 @@ def conclude(outcomes: dict[str, Outcome], unsound: dict[str, str]) -> int:
     for test, why in unsound.items():
         wrong |= {name: f"without it, {test} fails too: {why}" for name, outcome in outcomes.items() if outcome.by == test}
     left = sum(outcome.what == NOT_RUN for outcome in outcomes.values())
-    say(
-        f"{len(outcomes) - len(wrong) - left} of {len(outcomes)} faults were noticed, {left} were not planted for lack of time."
-    )
+    say(f"{len(outcomes) - len(wrong) - left} of {len(outcomes)} faults were noticed, {left} not planted for lack of time.")
     for name, what in wrong.items():
         say(f"{name}: {what}")
     return 1 if wrong else 0

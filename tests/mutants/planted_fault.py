@@ -20,6 +20,7 @@ NOT_OF_BEHAVIOUR = (
 )
 CHANGED = re.compile(r"\[-(?P<old>.*?)-\]|\{\+(?P<new>.*?)\+\}", re.DOTALL)
 MODULE = "(module)"  # the function of what stands outside of all functions
+_parsed = lru_cache(maxsize=8)(ast.parse)  # a catalogue goes from file to file
 
 
 class DoesNotApply(Exception):
@@ -102,11 +103,6 @@ def _python_function(text: str, name: str) -> tuple[int, int]:
     lines = text.splitlines(keepends=True)
     first, last = places[0].lineno - 1, places[0].end_lineno
     return len("".join(lines[:first])), len("".join(lines[:last]))
-
-
-@lru_cache(maxsize=8)  # a catalogue goes from file to file
-def _parsed(text: str) -> ast.Module:
-    return ast.parse(text)
 
 
 def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
