@@ -72,16 +72,14 @@ def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:
     mixed.check()
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "now") == (5, 3)
     mixed.complete(5)
-    assert mixed.state() == fold((key, abs(amount)) for key, amount in MIXED)
+    assert mixed.state() == fold([(key, abs(amount)) for key, amount in MIXED])
 
 
 def test_bad_records_do_not_vanish_with_the_policy_that_set_them_aside(mixed: Flow) -> None:
     """Processed under quarantine, committed by code that does not quarantine: they would neither count nor wait."""
     mixed.process(1)
-    strict = Flow(mixed.settings, replace(mixed.spec, quarantines=False), MIXED)
     with pytest.raises(errors.Unprocessed, match="set bad records aside; the pipeline no longer does so"):
-        strict.commit(1)
-    strict.close()
+        mixed.store.commit_batch(replace(mixed.spec, quarantines=False), 1, "test")
     mixed.commit(1)
     assert mixed.quarantined() == BAD
 
@@ -106,9 +104,10 @@ def test_a_batch_that_is_given_up_waits_for_its_turn(flow: Begin) -> None:
     assert f.ranges() == [(0, 1, True), (1, 2, False), (2, 3, True)]
 
 
+@pytest.mark.promise("decision:0024")
 def test_a_retry_revokes_a_decision_to_skip(flow: Begin) -> None:
     f = flow("transactional", FOUR, 1, 1, 1)
-    assert [f.fail(2) for _ in range(3)] == [1, 2, 3]
+    assert [f.fail(2, is_poison=is_poison) for is_poison in (False, True, True, False, True)] == [0, 1, 2, 2, 3]
     f.store.give_up("flow", 2, "the pipeline's policy", "3 tries failed")
     f.store.halt_batch("flow", 3, "BROKEN")
     assert f.store.retry("flow", None, "an operator", "fixed") == [2, 3]
@@ -117,28 +116,6 @@ def test_a_retry_revokes_a_decision_to_skip(flow: Begin) -> None:
     f.complete(1, 2, 3)
     assert f.store.retry("flow", 1, "an operator", "too late") == []
     f.check()
-
-
-def test_a_committed_batch_is_not_given_up(flow: Begin) -> None:
-    f = flow("opaque", FOUR, 1)
-    f.complete(1)
-    f.store.fail_attempt(f.start(1, mode="redo"), "BROKEN: it broke.", is_poison=True)
-    assert not f.store.give_up("flow", 1, "the pipeline's policy", "it broke")
-    assert f.commit(1).skipped_reason is None
-
-
-@pytest.mark.promise("decision:0024")
-def test_only_failures_by_the_batchs_content_are_tries(flow: Begin) -> None:
-    f = flow("transactional", FOUR, 1)
-    assert f.fail(1, is_poison=False) == 0
-    assert f.fail(1) == 1
-    older = f.start(1)
-    f.start(1)
-    with pytest.raises(errors.AttemptFenced):
-        f.store.fail_attempt(older, "BROKEN: late", is_poison=True)
-    assert f.store.poison_tries("flow", 1) == 1
-    assert f.fail(1, is_poison=False) == 1
-    assert f.fail(1) == 2
 
 
 @pytest.mark.promise("error:PIPELINE_PAUSED")

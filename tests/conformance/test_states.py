@@ -117,17 +117,6 @@ def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin) -> None
     assert f.state("overall") == {None: (13, 8, 28, 1, 7, Decimal("3.5"), 0, 4, [1, 2, 4, 5, 6, 7], [0, 5, 3])}
 
 
-def test_an_opaque_row_keeps_its_values_from_before_its_txid(flow: Begin) -> None:
-    f = flow("opaque", [("a", 5), ("b", 7), ("a", 1), ("c", None), ("c", 4), ("b", 8)], 2, 2, 2)
-    f.complete(1, 2, 3)
-    f.check()
-    names = ("total", "least", "txid", "previous_total", "previous_least", "previous_txid")
-    found = {row["key"]: tuple(row[name] for name in names) for row in f.rows()}
-    assert found == {"a": (6, 1, 2, 5, 5, 1), "b": (15, 7, 3, 7, 7, 1), "c": (4, 4, 3, 0, None, 2)}
-    (overall,) = f.rows("overall")
-    assert (overall["total"], overall["previous_total"], overall["txid"], overall["previous_txid"]) == (25, 13, 3, 2)
-
-
 # The records, how many the second batch has at first, and how many in its redo.
 REDONE: list[tuple[list[Record], int, int]] = [
     ([("a", 1), ("b", 2), ("a", 3), ("c", 4)], 0, 3),
@@ -168,9 +157,11 @@ def test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone(flow: Be
     redo_is_refused(Unprocessed, "no newer attempt than the committed one")
     attempt = f.start(2, 1, mode="redo")
     redo_is_refused(Unprocessed, "has not ended")
-    f.store.fail_attempt(attempt, "BROKEN: it broke.")
+    f.store.fail_attempt(attempt, "BROKEN: it broke.", is_poison=True)
     redo_is_refused(Unprocessed, "failed: BROKEN")
-    assert f.commit(2).attempt == 1
+    assert not f.store.give_up("flow", 2, "the pipeline's policy", "it broke")
+    committed = f.commit(2)
+    assert (committed.attempt, committed.skipped_reason) == (1, None)
     done = f.redo(2, 1)
     assert (done.attempt, done.key_count, done.already_committed) == (3, 3, False)
     committed = f.store.batch_history("flow", 2).commit

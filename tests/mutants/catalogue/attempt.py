@@ -85,7 +85,7 @@ MUTANTS = (
     FILE("the-first-attempt-does-not-read-the-plan", "I6", "_must_replan")(
         "[-(is_planned_again and batch.newest is not None)-]{+is_planned_again+}",
         "test_an_attempt_starts_only_where_the_protocol_lets_it_or_has_its_reason",
-        "test_the_first_attempt_reads_the_plan_and_the_next_plans_again",
+        "test_later_batches_follow_a_batch_that_is_planned_again",
     ),
     FILE("a-rebuild-plans-its-batches-again", "I24", "_must_replan")(
         'spec.source_kind != "transactional"[- and spec.rebuilds is None-]',

@@ -33,7 +33,7 @@ MUTANTS = (
     MERGE("appended-rows-are-not-counted", "I14", "_append")("if missing{+ < 0+}:", "tests/conformance/test_states.py"),
     MERGE("an-opaque-row-forgets-what-it-was", "I13", "_previous")(
         "[-previous_name(v.name): target.c[v.name] for v in state.values} | {-]PREVIOUS_TXID: target.c.txid}",
-        "test_an_opaque_row_keeps_its_values_from_before_its_txid",
+        "test_a_redo_has_the_effect_of_the_new_attempt_alone",
     ),
     MERGE("a-redo-deletes-keys-that-were-there-before", "I13", "restore")(
         "sa.delete(table).where(table.c.txid == txid[-, table.c[PREVIOUS_TXID].is_(None)-])",

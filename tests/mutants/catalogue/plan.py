@@ -86,7 +86,8 @@ MUTANTS = (
         '"tries_after": b.[-attempt-]{+tries_after+}}', "test_a_retry_revokes_a_decision_to_skip"
     ),
     STOPPED("a-committed-batch-is-given-up", "I8", "give_up")(
-        "b.[-txid > batches.cursor_txid(pipeline), b.-]skip_reason.is_(None))", "test_a_committed_batch_is_not_given_up"
+        "b.[-txid > batches.cursor_txid(pipeline), b.-]skip_reason.is_(None))",
+        "test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
     ),
     BATCHES("the-metadata-of-a-replay-is-taken-for-a-position", "I12", "position_of")(
         'return metadata[-["source"] if metadata is not None and QUARANTINED in metadata else metadata-]',

@@ -48,12 +48,10 @@ MUTANTS = (
         "test_a_newer_attempt_fences_the_older_whenever_that_goes_on",
     ),
     ATTEMPTS_PY("tries-from-before-a-retry-count", "limit:Pipeline.tries", "count_poison_tries")(
-        "a.attempt >{+=+} b.tries_after",
-        "test_only_failures_by_the_batchs_content_are_tries",
-        "test_a_retry_revokes_a_decision_to_skip",
+        "a.attempt >{+=+} b.tries_after", "test_a_retry_revokes_a_decision_to_skip"
     ),
     ATTEMPTS_PY("failures-of-servers-count-as-tries", "limit:Pipeline.tries", "count_poison_tries")(
-        "tables.batch), a.[-is_poison, a.-]attempt", "test_only_failures_by_the_batchs_content_are_tries"
+        "tables.batch), a.[-is_poison, a.-]attempt", "test_a_retry_revokes_a_decision_to_skip"
     ),
     STAGING("a-seal-that-is-not-recounted", "I7", "recount")(
         "if [-(rows_found, digest_found) != (rows_sealed, digest)-]{+rows_found is None+}:",
