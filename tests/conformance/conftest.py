@@ -5,8 +5,7 @@ the ranges of the committed batches lie end to end, and Python computes the stat
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cached_property, reduce
 from itertools import accumulate, pairwise
@@ -18,14 +17,13 @@ import sqlalchemy as sa
 
 from tests import store as ledger
 from tests.batches import Row, Stream, end_of, plan_again, stage, staging_cursor
-from tests.integration.conftest import as_role, waiting
-from tests.statements import execute
+from tests.integration.conftest import as_role, owner, waiting
 from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.aggregates import Aggregate
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import AttemptNotSealed, Unprocessed
 
-__all__ = ["as_role", "waiting"]  # fixtures
+__all__ = ["as_role", "owner", "waiting"]  # fixtures
 # A record: its key and its amount, either of which may be missing. A negative amount makes it a bad record.
 Record = tuple[str | None, int | None]
 AGGREGATES: dict[str, Aggregate] = {
@@ -50,7 +48,7 @@ def declare(source: ledger.SourceKind, state: ledger.StateKind | None = None, **
     return Pipeline(**{"name": "flow", "source": Stream(source), "states": states, "guarantee": "at_least_once"} | changes)
 
 
-def fold(records: Iterable[Record]) -> dict[str | None, Row]:
+def fold(records: Sequence[Record]) -> dict[str | None, Row]:
     return {key: fold_all(found) for key, found in _per_key(records).items()}
 
 
@@ -61,11 +59,8 @@ def fold_all(records: list[Record]) -> Row:
     return tuple(kept[name] for name in AGGREGATES)
 
 
-def _per_key(records: Iterable[Record]) -> dict[str | None, list[Record]]:
-    found: dict[str | None, list[Record]] = {}
-    for record in records:
-        found.setdefault(record[0], []).append(record)
-    return found
+def _per_key(records: Sequence[Record]) -> dict[str | None, list[Record]]:
+    return {key: [record for record in records if record[0] == key] for key, _ in records}
 
 
 def _kept(records: list[Record]) -> dict[str, Any]:
@@ -100,16 +95,10 @@ def is_bad(record: Record) -> bool:
 class Flow:
     """Moves batches through the real ledger as `tidegate.jobs.engine` does, with partials from Python instead of Spark."""
 
-    def __init__(self, settings: Settings, spec: ledger.PipelineSpec, records: Sequence[Record] = ()) -> None:
-        self.settings = settings
+    def __init__(self, store: StateStore, owner: StateStore, spec: ledger.PipelineSpec, records: Sequence[Record] = ()) -> None:
+        self.store, self.owner, self.settings = store, owner, store.settings
         self.spec = spec
         self.records = list(records)
-        self.store = StateStore.connect(settings)
-        self.owner = StateStore.connect(settings, user=settings.pg_owner)
-
-    def close(self) -> None:
-        self.store.close()
-        self.owner.close()
 
     def plan(self, *sizes: int, run_id: str = "run") -> list[int] | None:
         """Open a batch of each size after the newest; None if another planner was first."""
@@ -125,12 +114,11 @@ class Flow:
 
     def take(self, txid: int, size: int | None = None, **how: Any) -> ledger.Attempt | ledger.Commit | ledger.NotStarted:
         """Take a batch's fence; if it has to be planned again, with this size, or up to its former end if None."""
-        new_input: ledger.NewInput | None = None
-        while True:
-            begun = self.store.start_attempt(self.spec, txid, "test", new_input=new_input, **how)
-            if not isinstance(begun, ledger.ReplanNeeded):
-                return begun
+        begun = self.store.start_attempt(self.spec, txid, "test", **how)
+        while isinstance(begun, ledger.ReplanNeeded):
             new_input = ledger.NewInput(ledger.encode_metadata(plan_again(begun, size)), begun.continues)
+            begun = self.store.start_attempt(self.spec, txid, "test", new_input=new_input, **how)
+        return begun
 
     def start(self, txid: int, size: int | None = None, **how: Any) -> ledger.Attempt:
         attempt = self.take(txid, size, **how)
@@ -184,9 +172,8 @@ class Flow:
         """Return the records that an attempt's metadata names; quarantined ones as a better parser would read them."""
         if ledger.QUARANTINED not in attempt.source_metadata:
             return self.records[attempt.source_metadata["start"] : attempt.source_metadata["end"]]
-        statement = "SELECT payload FROM tidegate.quarantine WHERE pipeline = %s AND replayed_txid = %s ORDER BY txid, number"
-        parameters = [self.spec.name, attempt.txid]
-        payloads = execute(self.settings.conninfo(user=self.settings.pg_stager), statement, parameters)
+        taken = f"pipeline = '{self.spec.name}' AND replayed_txid = {attempt.txid}"
+        payloads = self.by_hand(f"SELECT payload FROM tidegate.quarantine WHERE {taken} ORDER BY txid, number")
         return [(key, -int(amount)) for key, amount in (payload.split(":") for (payload,) in payloads)]
 
     def process(self, txid: int, size: int | None = None, **how: Any) -> ledger.Attempt | ledger.Commit | ledger.NotStarted:
@@ -261,19 +248,17 @@ Begin = Callable[..., Flow]
 
 
 @pytest.fixture
-def flows(settings: Settings, register: Callable[..., None]) -> Iterator[Flows]:
+def flows(store: StateStore, owner: StateStore, register: Callable[..., None]) -> Flows:
     """A function that registers a pipeline, returns its flow, of this class, and plans some batches."""
-    with ExitStack() as opened:
 
-        def begin(pipeline: Pipeline, kind: Callable[..., Flow] = Flow, *more: Any, sizes: Sequence[int] = ()) -> Flow:
-            register(pipeline)
-            flow = kind(settings, pipeline.spec, *more)
-            opened.callback(flow.close)
-            if sizes:
-                flow.plan(*sizes)
-            return flow
+    def begin(pipeline: Pipeline, kind: Callable[..., Flow] = Flow, *more: Any, sizes: Sequence[int] = ()) -> Flow:
+        register(pipeline)
+        flow = kind(store, owner, pipeline.spec, *more)
+        if sizes:
+            flow.plan(*sizes)
+        return flow
 
-        yield begin
+    return begin
 
 
 @pytest.fixture

@@ -1,21 +1,20 @@
 """Columns that states get and lose in place, beside batches of the former declaration."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from tests.conformance.conftest import Flow, Stream
 from tests.integration.conftest import contents, until
+from tests.sources.in_process import meanwhile
 from tests.store import PipelineSpec, project, range_partitions
 from tidegate import migrations
 from tidegate.jobs import History, Newest, Pipeline, Ranges, Rows
-from tidegate.state_store import Settings
+from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationChanged, Unprocessed
 
 GONE = {"cents": "bigint"}
@@ -54,17 +53,17 @@ class Shop(Flow):
 
 
 @pytest.fixture
-def shop(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+def shop(settings: Settings, store: StateStore, owner: StateStore, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """A pipeline whose migrations a test writes and runs, with three lines in two batches."""
     for folder in ("pipelines", "migrations"):
         (settings.home / folder).mkdir()
     monkeypatch.setenv(project.HOME_VARIABLE, str(settings.home))
     migrate(settings, spec := declare(BASE).spec)
     monkeypatch.setattr(range_partitions, "TXIDS", 1)
-    with closing(Shop(settings, spec)) as flow:
-        flow.commit(flow.prepare(("a", 1, 1, "x"), ("b", 2, 2, None)))
-        flow.commit(flow.prepare(("a", 5, 3, "y")))
-        yield flow
+    flow = Shop(store, owner, spec)
+    flow.commit(flow.prepare(("a", 1, 1, "x"), ("b", 2, 2, None)))
+    flow.commit(flow.prepare(("a", 5, 3, "y")))
+    return flow
 
 
 def migrate(settings: Settings, spec: PipelineSpec) -> None:
@@ -100,15 +99,14 @@ def test_a_column_comes_without_a_value_in_rows_from_before(shop: Shop, settings
 def test_old_code_commits_nothing_during_the_migration(shop: Shop, settings: Settings, waiting: Callable[[], int]) -> None:
     sealed, spec = shop.prepare(OLD), declare(COME, version=2).spec
     migrations.new_revision(settings, [spec], "columns")
-    register, commits = migrations.registration.register, list[Future]()
+    commits: list[Future[Any]] = []
     with ThreadPoolExecutor(1) as thread:
 
-        def begin_commit(*arguments: Any) -> bool:
+        def begin_commit() -> None:
             commits.append(thread.submit(shop.commit, sealed))
             until(waiting)
-            return register(*arguments)
 
-        with patch.object(migrations.registration, "register", begin_commit):
+        with meanwhile(migrations.registration, "register", begin_commit):
             migrations.upgrade(settings, [spec])
         with pytest.raises(DeclarationChanged):
             commits[0].result(60)

@@ -7,14 +7,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.conftest import Flow, Stream
+from tests.batches import Stream
 from tests.conftest import register_pipelines
+from tests.integration.conftest import Tally
 from tests.sources.in_process import SCHEMA, overwrite
 from tests.sources.lake_tables import DeltaLakeTable, IcebergTable
 from tests.statements import execute
 from tidegate.jobs import Changes, Files, FixedBatches, Inputs, Pipeline, PostgresTable, Rows
 from tidegate.jobs.testing import NotPossible
-from tidegate.state_store import Settings
+from tidegate.state_store import Settings, StateStore
 
 
 class Feed:
@@ -184,12 +185,12 @@ class ChangesFeed(Feed):
         self.source = Changes(f"{name}.{name}_rows", max_txids=1, partitions=2)
 
     def add(self, rows: list[tuple]) -> list[tuple]:
-        flow, placed = Flow(self._settings, self._spec), [(place, *row) for place, row in enumerate(rows)]
-        (txid,) = flow.plan(len(rows), run_id=rows[0][0]) or []
-        attempt = flow.start(txid)
-        flow.seal(attempt, flow.stage(attempt, self._spec.states[0], placed))
-        flow.commit(txid)
-        flow.close()
+        placed = [(place, *row) for place, row in enumerate(rows)]
+        with StateStore.connect(self._settings) as store:
+            flow = Tally(store, self._spec)
+            (txid,) = flow.plan(run_id=rows[0][0])
+            flow.process(txid, **{self._spec.states[0].name: placed})
+            flow.commit(txid)
         return [(txid, *row) for row in placed]
 
     def change(self) -> None:
