@@ -22,8 +22,10 @@ from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
 from tests import steps
 from tests.jobs.conftest import Tables
+from tests.sources.conftest import PER_NAME
+from tests.sources.in_process import meanwhile
 from tests.statements import execute
-from tidegate.jobs import Count, State, Sum
+from tidegate.jobs import State, Sum
 from tidegate.jobs.compute.batch_attempt import _Computation
 from tidegate.jobs.compute.sessions import session
 from tidegate.jobs.compute.sessions.session import spark_session
@@ -34,7 +36,6 @@ from tidegate.stack.components.spark import PYTHON_DAEMON, PYTHON_SETTINGS
 from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
 
 SCHEMA = {"name": "string", "amount": "bigint"}
-PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
 ROWS = [("a", 1), ("b", 2)]
 LOST = {"per_name": PER_NAME, "overall": State(aggregates={"amount": Sum("amount")}, unanchored=True)}
 
@@ -188,20 +189,14 @@ CREATE TRIGGER no BEFORE INSERT ON staging.per_name_1_1 FOR EACH ROW EXECUTE FUN
 
 
 @pytest.mark.promise("error:TIDEGATE_ERROR")
-def test_rows_that_staging_does_not_take_fail_the_attempt(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_staging_does_not_take_fail_the_attempt(tables: Tables) -> None:
     tables.put_rows(SCHEMA, ROWS)
     pipeline = tables.declare_over(SCHEMA, PER_NAME)
     steps.plan(tables.settings, pipeline, run_id="test")
-    stage = _Computation._stage
-
-    def meddled(computation: _Computation, *arguments: Any) -> Any:
-        execute(tables.settings.conninfo(user="postgres"), KEEP_OUT)
-        return stage(computation, *arguments)
-
-    with monkeypatch.context() as meddling:
-        meddling.setattr(_Computation, "_stage", meddled)
-        with pytest.raises(TidegateError, match=r"COPY wrote 0 rows of 2") as failure:
-            steps.process(tables.settings, pipeline, 1, owner="test")
+    refused = pytest.raises(TidegateError, match=r"COPY wrote 0 rows of 2")
+    superuser = tables.settings.conninfo(user="postgres")
+    with meanwhile(_Computation, "_stage", lambda: execute(superuser, KEEP_OUT)), refused as failure:
+        steps.process(tables.settings, pipeline, 1, owner="test")
     assert failure.value.code == "TIDEGATE_ERROR"
     steps.process(tables.settings, pipeline, 1, owner="test", commit_ready=True)
     assert tables.counts(pipeline) == {"a": (1, 1), "b": (1, 2)}

@@ -10,6 +10,7 @@ from tests import steps
 from tests.acceptance.conftest import SALES as DECLARED
 from tests.acceptance.conftest import clean_state, stored_state, write_sales
 from tests.integration.conftest import holding
+from tests.sources.in_process import meanwhile
 from tests.statements import execute
 from tests.store import Commit
 from tidegate.jobs.engine.processing import Done, Processed
@@ -80,7 +81,7 @@ def test_steps_may_be_repeated(settings: Settings) -> None:
 
 @pytest.mark.promise("decision:0005")
 @pytest.mark.usefixtures("counted_here")
-def test_the_task_that_seals_the_next_batch_commits_what_is_ready(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_task_that_seals_the_next_batch_commits_what_is_ready(settings: Settings, store: StateStore) -> None:
     """With the sealed batches after it; batches after a gap wait. It does not wait for another task that is committing."""
     write_sales(settings.home, "05", "06")
     assert steps.plan(settings, SALES, run_id="first") == [1, 2, 3]
@@ -88,15 +89,8 @@ def test_the_task_that_seals_the_next_batch_commits_what_is_ready(settings: Sett
         assert process(settings, 1, commit_ready=True).outcome is Done.SEALED
     process(settings, 3, commit_ready=True)
     assert [phase_of(settings, txid) for txid in (1, 2, 3)] == ["committed", "planned", "processed"]
-    real = StateStore.committed
-
-    def committed(store: StateStore, pipeline: str) -> int:
-        before = real(store, pipeline)
-        store.commit_batch(SALES.spec, 2, "another process")
-        return before
-
-    monkeypatch.setattr(StateStore, "committed", committed)
-    process(settings, 2, commit_ready=True)
+    with meanwhile(StateStore, "turn", lambda: store.commit_batch(SALES.spec, 2, "another process")):
+        process(settings, 2, commit_ready=True)
     assert [phase_of(settings, txid) for txid in (1, 2, 3)] == ["committed"] * 3
     assert [commit(settings, txid).already_committed for txid in (1, 2, 3)] == [True] * 3
     assert stored_state(settings, SALES) == clean_state(settings.home)
