@@ -115,7 +115,7 @@ MUTANTS = (
         "[-_check_every(connection, divided)-]{+pass+}", "test_a_table_is_divided_otherwise_with_all_its_rows"
     ),
     TABLE_SWAP("a-table-stays-divided-for-migrations", "decision:0044", "empty")(
-        "if divides is not None{+ and not divides+} and", "test_what_divides_rows_comes_and_goes_with_a_rebuild"
+        "if divides is not None{+ and not divides+} and", "test_a_rebuilt_state_is_that_of_a_pipeline_always_declared_so"
     ),
     TABLE_SWAP("what-was-accepted-of-a-column-outlives-its-table", "I15", MODULE)(
         "starts_with(key, 'column [-'-]{+-'+})", "test_columns_of_a_team_are_neither_lost_nor_taken_for_declared_ones"
