@@ -1,5 +1,6 @@
 """Windows in plain Python: what a state has to hold after some batches, event by event."""
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -31,6 +32,13 @@ def by_txid(changes: Iterable[Any]) -> dict[int, list[tuple[Any, ...]]]:
     for row in changes:
         found.setdefault(row["txid"], []).append(of_row(row)[:6])
     return {txid: sorted(rows, key=repr) for txid, rows in found.items()}
+
+
+def events_of(seed: int, count: int, *, origin: int = 0) -> list[Event]:
+    """Return events that mostly go forward in time, at whole minutes, so that many are equal and at bounds."""
+    rng, back = random.Random(seed), [0, 0, 1, 5, 20, 60, 90, 200, 400]
+    times = [origin + (number * 9 - rng.choice(back)) * MINUTE + rng.choice([0, 0, -1, 1]) for number in range(count)]
+    return [(rng.choice(["a", "a", "b", "b", None]), time, rng.choice([None, 0, 1, -5, 2**40])) for time in times]
 
 
 @dataclass

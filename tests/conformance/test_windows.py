@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.conftest import AGGREGATES as EVERY_AGGREGATE
 from tests.conformance.conftest import Flow, Flows, Stream, fold_all, partial
 from tests.store import Attempt, LedgerReader, Mend, Redo, StateSpec, event_windows, measures
-from tests.windows_model import EPOCH, HOUR, MINUTE, Event, Model, by_txid, microseconds, of_row, piece_of, sessions_of
+from tests.windows_model import EPOCH, HOUR, MINUTE, Event, Model, by_txid, events_of, of_row, piece_of, sessions_of
 from tidegate import migrations
 from tidegate.jobs import Count, Pipeline, Session, Sliding, State, Sum, Tumbling
 from tidegate.jobs.windows import Window
@@ -44,13 +44,10 @@ class Windows(Flow):
         return txid
 
     def finish_events(self, attempt: Attempt, events: Sequence[Event], kept: Kept = count_and_sum) -> None:
-        staged = []
-        for state in self.spec.states:
-            rows = _pieces(state, events, kept)
-            # As two tasks would: which of them has a piece does not matter.
-            halves = enumerate([rows[0::2], rows[1::2]])
-            staged += [self.stage(attempt, state.name, half, partition=number) for number, half in halves if half]
-        self.seal(attempt, *staged)
+        pieces = [(state.name, _pieces(state, events, kept)) for state in self.spec.states]
+        # As two tasks would: which of them has a piece does not matter.
+        halves = [(name, rows[number::2], number) for name, rows in pieces for number in (0, 1)]
+        self.seal(attempt, *(self.stage(attempt, name, half, partition=number) for name, half, number in halves if half))
 
     def count(self, events: Sequence[Event], kept: Kept = count_and_sum) -> int:
         self.commit(txid := self.prepare(events, kept))
@@ -95,25 +92,13 @@ def _pieces(state: StateSpec, events: Sequence[Event], kept: Kept) -> list[list[
     return rows
 
 
-def events_of(seed: int, count: int, *, origin: int = 0) -> list[Event]:
-    """Return events that mostly go forward in time, at whole minutes, so that many are equal and at bounds."""
-    rng = random.Random(seed)
-    events = []
-    for number in range(count):
-        back = rng.choice([0, 0, 1, 5, 20, 60, 90, 200, 400])
-        time = origin + (number * 9 - back) * MINUTE + rng.choice([0, 0, -1, 1])
-        events.append((rng.choice(["a", "a", "b", "b", None]), time, rng.choice([None, 0, 1, -5, 2**40])))
-    return events
-
-
 def batches_of(seed: int, events: list[Event]) -> list[list[Event]]:
     """Cut events into batches of random sizes, some of them empty, each in another order."""
     rng, batches, rest = random.Random(seed), [], list(events)
     while rest:
         size = rng.choice([0, 1, 3, 8, 20])
         batch, rest = rest[:size], rest[size:]
-        rng.shuffle(batch)
-        batches.append(batch)
+        batches.append(rng.sample(batch, len(batch)))
     return batches
 
 
@@ -135,7 +120,8 @@ WINDOWS: dict[str, Window] = {
     "sessions_final_later": Session("at", "30 minutes", **FINAL),
     "sessions_removed_at_once": Session("at", "30 minutes", **FINAL, keep="1 hour"),
 }
-ORIGINS = (-(10**6) * HOUR - 13, 0, microseconds(datetime(2026, 3, 29, tzinfo=UTC)))  # the last one: a change of clocks
+CHANGE_OF_CLOCKS = datetime(2026, 3, 29, tzinfo=UTC)
+ORIGINS = (-(10**6) * HOUR - 13, 0, (CHANGE_OF_CLOCKS - EPOCH) // timedelta(microseconds=1))
 
 
 @pytest.mark.promise("I22", "decision:0032")
@@ -168,8 +154,9 @@ def test_every_aggregate_joins_pieces_as_it_joins_batches(windows: Begin) -> Non
     for batch in batches_of(8, [(key, time, amount and amount % 7 - 1) for key, time, amount in events_of(8, 60)]):
         f.count(batch, kept=lambda events: partial([(key, amount) for key, _, amount in events]))
     for name, model in f.models.items():
-        rows = ((row["key"], microseconds(row["window_start"]), *(row[a] for a in EVERY_AGGREGATE)) for row in f.rows(name))
-        expected = [(k.key, k.start, *fold_all([(key, amount) for key, _, amount in k.events])) for k in model.kept]
+        rows = [(row["key"], row["window_start"] - EPOCH, *(row[a] for a in EVERY_AGGREGATE)) for row in f.rows(name)]
+        kept = [(k, [(key, amount) for key, _, amount in k.events]) for k in model.kept]
+        expected = [(k.key, timedelta(microseconds=k.start), *fold_all(records)) for k, records in kept]
         assert sorted(rows, key=repr) == sorted(expected, key=repr)
 
 

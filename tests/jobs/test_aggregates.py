@@ -7,14 +7,14 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from functools import reduce
 from itertools import groupby, pairwise, permutations
-from operator import and_, or_, xor
+from operator import and_, itemgetter, or_, xor
 from statistics import mean, pvariance, variance
 from typing import Any
 
 import pytest
 
 from tests.jobs.conftest import Tables
-from tests.windows_model import MINUTE, Event, Model, by_txid, of_row
+from tests.windows_model import MINUTE, Model, by_txid, events_of, of_row
 from tidegate import jobs
 from tidegate.jobs.windows import Window
 from tidegate.state_store import StateStore
@@ -75,12 +75,9 @@ def row_of(rng: random.Random) -> Row:
     return {name: row[name] if name in kept or row["name"] != "only NULL" else None for name in row}
 
 
-def in_order(*columns: str, null_is_least: bool) -> Callable[[Row], list[Any]]:
-    def place(row: Row) -> list[Any]:
-        parts = [row[name].encode() if isinstance(row[name], str) else row[name] for name in columns]
-        return [((part is not None) == null_is_least, 0 if part is None else part) for part in parts]
-
-    return place
+def place(row: Row, *columns: str, null_is_least: bool = True) -> list[Any]:
+    parts = [row[name].encode() if isinstance(row[name], str) else row[name] for name in columns]
+    return [((part is not None) == null_is_least, 0 if part is None else part) for part in parts]
 
 
 def one_pass(rows: list[Row]) -> Row:
@@ -96,8 +93,8 @@ def one_pass(rows: list[Row]) -> Row:
     bounds = pairwise(map(Decimal, ("-Infinity", "-0.5", "0", "0.125", "3", "Infinity")))
     ratios = known("ratio", list, lambda v: Decimal(str(v)), least=0)
     ends = {
-        "first": min(rows, key=in_order("at", "n", "label", null_is_least=False)),
-        "last": max(rows, key=in_order("at", "n", "label", null_is_least=True)),
+        "first": min(rows, key=lambda row: place(row, "at", "n", "label", null_is_least=False)),
+        "last": max(rows, key=lambda row: place(row, "at", "n", "label")),
     }
     columns = {"label": "label", "label_at": "at", "label_n": "n"}
     return {
@@ -124,16 +121,10 @@ def one_pass(rows: list[Row]) -> Row:
     }
 
 
-def newest(rows: list[Row]) -> Row:
-    last = max(rows, key=in_order("at", "ok", "label", "price", null_is_least=True))
-    return {column: last[column] for column in ("at", "ok", "label", "price")}
-
-
 def history(rows: list[Row], *, collapses: bool) -> list[tuple[Any, ...]]:
     """Return moment, day and end of each version of a key that is shown."""
-    place = in_order("ok", "day", null_is_least=True)
-    moments = sorted({row["moment"] for row in rows})
-    versions = [max((row for row in rows if row["moment"] == moment), key=place) for moment in moments]
+    rows = sorted(rows, key=lambda row: place(row, "moment", "ok", "day"))
+    versions = [[*same][-1] for _, same in groupby(rows, key=itemgetter("moment"))]
     if collapses:
         versions = [next(same) for _, same in groupby(versions, key=lambda row: (bool(row["ok"]), row["day"]))]
     ends = [*(row["moment"] for row in versions[1:]), None]
@@ -160,7 +151,9 @@ def test_any_split_and_order_of_the_rows_gives_the_value_of_one_pass(tables: Tab
 
     assert kept("per_name") == {name: one_pass(of) for name, of in by_name.items()}
     assert kept("overall") == {None: one_pass(everything)}
-    assert kept("newest") == {name: newest(of) for name, of in by_name.items()}
+    columns = ("at", "ok", "label", "price")
+    newest = {name: max(of, key=lambda row: place(row, *columns)) for name, of in by_name.items()}
+    assert kept("newest") == {name: {column: row[column] for column in columns} for name, row in newest.items()}
     for state in ("versions", "joined"):
         shown = [(row["name"], row["moment"], row["day"], row["valid_to"]) for row in tables.rows(pipeline, state)]
         expected = [(name, *row) for name, of in by_name.items() for row in history(of, collapses=state == "joined")]
@@ -178,11 +171,7 @@ WINDOWS: dict[str, Window] = {
 
 def test_windows_are_those_of_plain_python(tables: Tables, store: StateStore) -> None:
     """By two routes; each row is followed, although a sliding window counts it several times. Many events are at bounds."""
-    rng, events = random.Random(6), list[Event]()
-    for number in range(240):
-        back = rng.choice([0, 0, 0, 10, 25, 30, 61, 250])
-        time = (number * 4 - 480 - back) * MINUTE + rng.choice([0, 0, -1, 1])
-        events.append((rng.choice("abc"), time, rng.choice([None, 3, -1, 2**40])))
+    events = [(key or "c", time, amount) for key, time, amount in events_of(6, 240, origin=-1000 * MINUTE)]
     batches, aggregates = [events[:120], events[120:]], {"events": jobs.Count(), "amount": jobs.Sum("amount")}
     keys = {name: {} if name == "all_visits" else {"key": "text"} for name in WINDOWS}
     states = {name: jobs.State(keys[name], aggregates, window=window) for name, window in WINDOWS.items()}
