@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import count, pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,10 +58,6 @@ class Line(NamedTuple):
     parts: list[tuple[str, bool]]
 
 
-def good(kind: str) -> st.SearchStrategy[str]:
-    return values.good(kind, values.TEXT_OF_LINES)
-
-
 class Csv(Format):
     name = "csv"
 
@@ -93,7 +90,7 @@ class Csv(Format):
             names = draw(st.permutations([*names, *["extra 1", "extra 2"][: draw(st.integers(0, 2))]]))
         kinds, is_odd = [self.columns.get(name, "string") for name in names], draw(st.booleans())
         lines = [names] if self.arguments["header"] else []
-        row = values.row(kinds, is_odd, good, values.odd)
+        row = values.row(kinds, is_odd, partial(values.good, text=values.TEXT_OF_LINES), values.odd)
         lines += draw(st.lists(row, max_size=20))
         end, text = self.option("lineSep") or draw(ENDS), ""
         for line in lines:

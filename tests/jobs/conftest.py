@@ -25,11 +25,10 @@ __all__ = ["counted_here", "owner"]  # fixtures
 class Tables(Inbox):
     def put_rows(self, schema: Mapping[str, str], *batches: Iterable[Any]) -> None:
         """Write a file per batch: rows are mappings, or values in the order of the schema, whose types are Spark's."""
+        types = pa.schema({name: parse_type(kind).arrow for name, kind in schema.items()})
         for number, rows in enumerate(batches, start=len(list(self.folder.iterdir())) + 1):
-            values = [[row[name] for name in schema] if isinstance(row, Mapping) else row for row in rows]
-            types = enumerate(parse_type(kind).arrow for kind in schema.values())
-            arrays = [pa.array([row[place] for row in values], kind) for place, kind in types]
-            pq.write_table(pa.Table.from_arrays(arrays, names=[*schema]), self.folder / f"{number:04d}.parquet")
+            named = [row if isinstance(row, Mapping) else dict(zip(schema, row, strict=True)) for row in rows]
+            pq.write_table(pa.Table.from_pylist(named, types), self.folder / f"{number:04d}.parquet")
 
     def declare_over(self, schema: Mapping[str, str], state: Any, transform: Any = None, **more: Any) -> Pipeline:
         return self.declare(Files("inbox", schema=schema), **{"states": {"per_name": state}, "transform": transform, **more})

@@ -11,13 +11,13 @@ import pytest
 
 from tests import steps
 from tests.jobs.conftest import Tables
+from tests.sources.conftest import PER_NAME
 from tests.store import Attempt
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.compute.shortcuts import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose
 from tidegate.jobs.compute.stage.stage_partials import FEW_ROWS
 from tidegate.jobs.sources import InputFacts
 
-PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
 PLAIN = Pipeline(name="inbox", source=Files("inbox", schema={"name": "string", "amount": "int"}), states={"per_name": PER_NAME})
 TRANSFORMED = replace(PLAIN, transform=lambda rows: rows)
 ONE_FILE = InputFacts(files=1, bytes=1000, rows=10, is_verified=True)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.jobs.conftest import offenders
-from tests.store import ColumnType, KeyColumn, StateSpec, ValueColumn
+from tests.store import StateSpec
 from tidegate import jobs as j
 from tidegate.jobs.compute.stage import staging_sink, unstorable_values
 from tidegate.state_store.base.errors import TidegateError
@@ -18,8 +18,7 @@ TIMES = [datetime(2024, 2, 29, tzinfo=UTC), datetime(1969, 12, 31, tzinfo=UTC), 
 
 
 def _state(key: str) -> StateSpec:
-    value = ValueColumn("events", ColumnType("bigint"), "sum", computed="count(*)")
-    return StateSpec("per_key", (KeyColumn("key", ColumnType(key), nullable=True),), (value,), "transactional")
+    return j.State(key={"key": key}, aggregates={"events": j.Count()}, null_keys=True).spec("per_key")
 
 
 def _batches(keys: list[object], kind: pa.DataType, rows_each: int) -> Iterator[pa.RecordBatch]:
@@ -57,7 +56,6 @@ def test_no_more_than_the_limit_is_gathered(monkeypatch: pytest.MonkeyPatch) -> 
     assert [batch["key"].to_pylist() for batch in rest] == [[2], [1], [0]]
 
 
-LAST = ValueColumn("last", ColumnType("text"), "max")
 LINES, NOISE = {"lines": j.Count()}, "".join(random.Random(1201).choices([chr(code) for code in range(0x30, 0x5B)], k=1201))
 PAIR = j.State(key={"name": "text", "number": "integer", "other": "text"}, aggregates=LINES).spec("pairs")
 LATEST = j.State(key={"name": "text"}, aggregates={"x": j.Max("v", "timestamptz")}).spec("latest")
@@ -67,7 +65,7 @@ TIME = pa.timestamp("us", "UTC")
 
 
 def last_of(key: str) -> StateSpec:
-    return StateSpec("per_key", (KeyColumn("key", ColumnType(key)),), (LAST,), "transactional")
+    return j.State(key={"key": key}, aggregates={"last": j.Max("last", "text")}).spec("per_key")
 
 
 TEXT = last_of("text")

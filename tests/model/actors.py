@@ -27,6 +27,7 @@ from tests.batches import Stream, end_of, plan_again, stage
 from tests.crashes import COMMIT, Crash, watched
 from tests.model.core import WINDOW, World, is_bad, key_of
 from tests.postgres_versions import AnyPostgres, running
+from tests.steps import prune
 from tidegate import migrations
 from tidegate.jobs import Count, Pipeline, Rows, State, Sum
 from tidegate.stack.components.server_process import reserve_port
@@ -293,6 +294,7 @@ class Actors:
             "reinstate": lambda: owner.reinstate(name, *BY),
             "deploy": lambda version: setattr(self, "code", version),
             "mend": lambda txid, number: store.mend_quarantined(name, txid, number, ledger.Mend("mended", *BY)),
+            "prune": lambda txid: prune(owner, spec, spec.states[0], txid) and None,
             "drop_old_staging": lambda: store.drop_old_staging(spec),
             "back_up": lambda: self._copy(spec, "copy", "TRUNCATE {copy}; INSERT INTO {copy} TABLE {table};"),
             "restore": lambda **_: self._put_back("copy"),
@@ -362,11 +364,6 @@ class Actors:
         done = self.store.replay_quarantined(self.spec, *BY, txid=txid)
         return done and f"replays {done[1]} by {done[0]}"
 
-    def _prune(self, txid: int) -> None:
-        so_far = ledger.Pruned(txid)
-        while so_far.are_more:
-            so_far = self.owner.prune_changes(self.spec, self.spec.states[0], so_far, *BY)
-
     def _accept(self) -> str:
         try:
             return "accepted" if migrations.accept_epoch(self.settings, "an operator") else "nothing to accept"
@@ -413,7 +410,7 @@ class Actors:
         return {part: sorted(seen.get(part) or [], key=json.dumps) for part in (*LEDGER, "keyed", "log", "changes")}
 
 
-METHODS = ("plan", "start", "stage", "seal", "migrate", "replay", "prune", "accept", "lose_staging", "fall_silent")
+METHODS = ("plan", "start", "stage", "seal", "migrate", "replay", "accept", "lose_staging", "fall_silent")
 PREVIOUS = "previous_records, previous_total, previous_txid"
 READ = "convert_from({}, 'UTF8')::json -> 'metadata'"
 OF_PLAN = "(SELECT source_metadata FROM tidegate.batch b WHERE (b.pipeline, b.txid) = (t.pipeline, t.txid))"
