@@ -64,9 +64,15 @@ def metadata(settings: Settings, txid: int) -> dict[str, Any]:
         return dict(store.source_metadata("inbox", txid))
 
 
-def rows(settings: Settings, pipeline: Pipeline) -> list[dict[str, Any]]:
+def rows(settings: Settings, pipeline: Pipeline, state: str | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a state, by default the first."""
     with StateStore.connect(settings) as store:
-        return list(store.state_rows(pipeline.spec.states[0]))
+        return list(store.state_rows(pipeline.spec.state(state) if state else pipeline.spec.states[0]))
+
+
+def counts(settings: Settings, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
+    """Return lines and amount of each name."""
+    return {row["name"]: (row["lines"], row["amount"]) for row in rows(settings, pipeline)}
 
 
 def waiting(settings: Settings) -> list[dict[str, Any]]:

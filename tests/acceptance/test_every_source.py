@@ -11,8 +11,9 @@ import pytest
 from tests import steps
 from tests.crashes import EachPoint
 from tests.sources.feeds import FEEDS
+from tests.sources.in_process import summed
 from tidegate.jobs import Count, Pipeline, State, Sum
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 
 # The others go the ways of these, and die at full size: without acks, without choosing again, of lists in test_crashes.py.
 USUAL = ("opaque Files with a done folder", "opaque Inputs", "Changes", "PostgresTable by key")
@@ -23,15 +24,6 @@ STEPS = (  # a history has a death in the transaction of each
     "INSERT INTO state.per_name",
     "INSERT INTO tidegate.commit",  # which advances the cursor, too
 )
-
-
-def oracle(rows: list[tuple]) -> dict[str, tuple[int, int]]:
-    """Compute the state from the rows: name and amount are the last two values of each."""
-    found: dict[str, tuple[int, int]] = {}
-    for *_, name, amount in rows:
-        lines, amounts = found.get(name, (0, 0))
-        found[name] = lines + 1, amounts + amount
-    return found
 
 
 def run_once(settings: Settings, pipeline: Pipeline, run_id: str) -> None:
@@ -52,14 +44,9 @@ def test_deaths_around_commits_leave_a_clean_runs_state(settings: Settings, regi
     state = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")}, kind=feed.source.kind)
     pipeline = Pipeline("every", feed.source, {"per_name": state}, retry_delay_seconds=0)
     register(pipeline)
-
-    def stored() -> dict[str, tuple[int, int]]:
-        with StateStore.connect(settings) as store:
-            return {row["name"]: (row["lines"], row["amount"]) for row in store.state_rows(pipeline.spec.states[0])}
-
-    deaths, expected = EachPoint(), oracle(feed.put(4))
+    deaths, expected = EachPoint(), summed(feed.put(4))
     for crash in deaths.deaths(lambda: run_once(settings, pipeline, f"run {len(deaths.points) // 2}")):
-        assert all(found <= expected[each] for each, found in stored().items()), crash
-    assert stored() == expected, deaths.points
+        assert all(found <= expected[each] for each, found in steps.counts(settings, pipeline).items()), crash
+    assert steps.counts(settings, pipeline) == expected, deaths.points
     for step in STEPS:
         assert any(step in point for point in deaths.points), f"no process died at {step}: {deaths.points}"

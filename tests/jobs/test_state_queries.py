@@ -40,7 +40,7 @@ def declare(tables: Tables, **pipeline: Any) -> Pipeline:
 
 def log_of(tables: Tables, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     names = ("txid", "name", "amount", "before", "mean_before", "since")
-    return sorted((tuple(row[name] for name in names) for row in tables.all_rows(pipeline, "log")), key=repr)
+    return sorted((tuple(row[name] for name in names) for row in steps.rows(tables.settings, pipeline, "log")), key=repr)
 
 
 @pytest.mark.promise("I21")
@@ -137,7 +137,7 @@ def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> 
     rows += [[None] * len(TYPES), [*rows[0][:-1], None]]
     tables.put_rows(schema, rows, [*rows, ["with \0", *rows[0][1:]]])
     tables.run(pipeline)
-    log_rows = [row for row in tables.all_rows(pipeline, "log") if row["txid"] == 2]
+    log_rows = [row for row in steps.rows(tables.settings, pipeline, "log") if row["txid"] == 2]
     assert [row["old_at"] for row in log_rows] == [1] * len(rows)
     found = [[bytes(v) if isinstance(v, memoryview) else v for v in map(row.get, renamed.values())] for row in log_rows]
     assert sorted(found, key=repr) == sorted(([*row[:-1], row[-1] and UUID(row[-1])] for row in rows), key=repr)

@@ -52,27 +52,21 @@ class Inbox:
         return steps.run(self.settings, pipeline, run_id, **{"routing": self.routing, **options})
 
     def counts(self, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
-        """Return lines and amount of each name."""
-        return {row["name"]: (row["lines"], row["amount"]) for row in steps.rows(self.settings, pipeline)}
+        return steps.counts(self.settings, pipeline)
 
     def tuples(self, pipeline: Pipeline) -> list[tuple[str, int]]:
         return sorted(((row["name"], row["amount"]) for row in steps.rows(self.settings, pipeline)), key=repr)
 
     def rows(self, pipeline: Pipeline, state: str = "per_name") -> list[Mapping[str, Any]]:
         """Return the state's rows in key order, without their txids."""
-        return [{name: row[name] for name in row if name != "txid"} for row in self.all_rows(pipeline, state)]
-
-    def all_rows(self, pipeline: Pipeline, state: str) -> list[Mapping[str, Any]]:
-        with StateStore.connect(self.settings) as store:
-            return list(store.state_rows(pipeline.spec.state(state)))
+        return [{name: row[name] for name in row if name != "txid"} for row in steps.rows(self.settings, pipeline, state)]
 
     def refused(self, pipeline: Pipeline, error: type[TidegateError], txid: int = 1, **options: Any) -> str:
         """Process a planned batch, check that it is refused without side effects, and return the error's line."""
-        state = next(iter(pipeline.states))
-        before = self.all_rows(pipeline, state)
+        before = steps.rows(self.settings, pipeline)
         options = {"owner": "test", "routing": self.routing, **options}
         message = raises(error, lambda: steps.process(self.settings, pipeline, txid, **options))
-        assert self.all_rows(pipeline, state) == before
+        assert steps.rows(self.settings, pipeline) == before
         with StateStore.connect(self.settings) as store:
             assert store.committed("inbox") == txid - 1
             history = store.batch_history("inbox", txid)

@@ -5,7 +5,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -74,6 +74,14 @@ def raises(error: type[TidegateError], act: Callable[[], object], message: str |
 
 def names(metadata: Any) -> list[str]:
     return [file["name"] for file in metadata.get("files") or metadata["data_files"]]
+
+
+def summed(rows: Iterable[tuple]) -> dict[str, tuple[int, int]]:
+    """Return lines and amount of each name by plain Python; name and amount are the last two values of a row."""
+    amounts: dict[str, list[int]] = {}
+    for *_, name, amount in rows:
+        amounts.setdefault(name, []).append(amount)
+    return {name: (len(found), sum(found)) for name, found in amounts.items()}
 
 
 class Rows:
@@ -175,14 +183,14 @@ def read(settings: Settings, source: Any, metadata: Any, *, spark: Any = None, f
     return list(rows)
 
 
+@dataclass
 class Follower:
     """Plans and reads a table of data files, each time with all that is new; it keeps its position and the rows."""
 
-    def __init__(self, settings: Settings, source: DataFilesSource) -> None:
-        self.settings = settings
-        self.source = source
-        self.previous: Any = None
-        self.rows: list[dict[str, Any]] = []
+    settings: Settings
+    source: DataFilesSource
+    previous: Any = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, most: int = 100) -> list[tuple]:
         """Read the batches that can be planned, of a plan each; return all rows so far, in order."""
@@ -194,12 +202,12 @@ class Follower:
         return sorted((tuple(row.values()) for row in self.rows), key=repr)
 
 
+@dataclass
 class Table:
     """A table of data files, planned and read in this process; each format has its own way to write it."""
 
-    def __init__(self, settings: Settings, source: Any) -> None:
-        self.settings = settings
-        self.source = source
+    settings: Settings
+    source: Any
 
     def follow(self, **source: Any) -> Follower:
         return Follower(self.settings, replace(self.source, **source))

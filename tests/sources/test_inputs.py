@@ -1,19 +1,18 @@
 """Several inputs in one pipeline, merged, joined or set aside, and references of a frozen version, against plain Python."""
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-import sqlalchemy as sa
 from pyspark.sql import functions as F
 
 from tests import steps
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import SCHEMA, twin
-from tests.sources.lake_tables import DeltaLakeTable, IcebergTable, rows_of
+from tests.sources.in_process import SCHEMA, summed, twin
+from tests.sources.lake_tables import DeltaLakeTable, IcebergTable, path_of, rows_of
 from tests.statements import execute
 from tests.store import errors
 from tidegate.jobs import Files, Inputs, Pipeline, PostgresTable, Reference, Rows
@@ -26,19 +25,10 @@ from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationChanged, DeclarationInvalid, SourceChanged, SourceUnreadable
 
 SEATS = {"name": "string", "seats": "int"}
-by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through the real ledger, and are counted without Spark
 
 
 def files(folder: str, schema: dict[str, str] | None = None, **source: Any) -> Files:
     return Files(folder, format="csv", schema=schema or SCHEMA, **source)
-
-
-def summed(rows: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for name, amount in rows:
-        lines, total = found.get(name, (0, 0))
-        found[name] = lines + 1, total + amount
-    return found
 
 
 PLANES = Reference(files("planes", SEATS))
@@ -77,9 +67,8 @@ def test_merged_inputs_count_each_row_once(inbox: Inbox, routing: str) -> None:
     inbox.put("b", [(9, "N9")], columns=("amount", "name"))
     assert inbox.run(merged, "second", routing=steps.ROUTINGS[routing]) == [4]
     assert inbox.counts(merged) == summed([*rows, ("N9", 9)])
-    with StateStore.connect(inbox.settings) as store, store.engine.connect() as connection:
-        names = connection.scalars(sa.text("SELECT name FROM tidegate.source_file ORDER BY name")).all()
-    assert names == [f"{name}/00{number}.csv" for name, count in (("a", 3), ("b", 4)) for number in range(count)]
+    names = execute(inbox.settings.conninfo(), "SELECT name FROM tidegate.source_file ORDER BY name")
+    assert names == [(f"{name}/00{number}.csv",) for name, count in (("a", 3), ("b", 4)) for number in range(count)]
 
 
 def test_equal_rows_of_two_inputs_have_different_hashes(inbox: Inbox) -> None:
@@ -96,24 +85,22 @@ def test_inputs_of_different_types_are_not_merged(inbox: Inbox) -> None:
     inbox.put("a", [("N1", 1)])
     inbox.put("b", [("N1", 1)])
     assert inbox.plan(merged, "run") == [1]
-    why = "Inputs a and b are merged, but amount is int in a, and bigint in b."
-    assert why in inbox.refused(merged, DeclarationInvalid)
+    assert "Inputs a and b are merged, but amount is int in a, and bigint in b." in inbox.refused(merged, DeclarationInvalid)
 
 
 def test_a_side_of_a_join_is_read_although_the_other_is_empty(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a single task, so that Spark would join them without a shuffle."""
     monkeypatch.setattr(text_reader, "HERE_BYTES", 0)
-
-    def joined(inputs: Any) -> Any:
-        return inputs["a"].join(inputs["b"].where("seats > 100").hint("shuffle_hash"), "name")
-
-    pipeline = inbox.declare(Inputs({"a": files("a"), "b": files("b", SEATS)}), transform=joined)
+    pipeline = inbox.declare(
+        Inputs({"a": files("a"), "b": files("b", SEATS)}),
+        transform=lambda inputs: inputs["a"].join(inputs["b"].where("seats > 100").hint("shuffle_hash"), "name"),
+    )
     inbox.put("a", [("N1", 1)])
     inbox.put("b", [("N1", 1)], columns=SEATS)
     assert inbox.run(pipeline, "run") == [1]
 
 
-@by_ledger
+@pytest.mark.usefixtures("counted_here")
 @pytest.mark.promise("I11", "fault:reference-is-replaced-before-batch-has-committed:processing")
 def test_a_batch_is_refused_until_its_version_is_back(inbox: Inbox) -> None:
     pipeline, planes = with_seats(inbox), seats(inbox, 100)
@@ -136,7 +123,7 @@ def test_a_batch_is_refused_until_its_version_is_back(inbox: Inbox) -> None:
     assert inbox.counts(pipeline) == {"N1": (1, 100)}
 
 
-@by_ledger
+@pytest.mark.usefixtures("counted_here")
 @pytest.mark.promise("fault:reference-is-replaced-before-batch-has-committed:processing")
 def test_an_opaque_batch_is_planned_again_with_the_new_version(inbox: Inbox) -> None:
     pipeline = with_seats(inbox, kind="opaque")
@@ -145,7 +132,7 @@ def test_an_opaque_batch_is_planned_again_with_the_new_version(inbox: Inbox) -> 
     inbox.put("a", [("N1", 0)])
     assert inbox.plan(pipeline, "run") == [1, 2]
     seats(inbox, 200)
-    with pytest.raises(errors.TidegateError, match="The batch is planned again"):
+    with pytest.raises(errors.SourceUnavailable, match="The batch is planned again"):
         steps.process(inbox.settings, pipeline, 1, owner="first")
     inbox.run(pipeline, "again")
     assert inbox.counts(pipeline) == {"N1": (2, 400)}
@@ -154,7 +141,7 @@ def test_an_opaque_batch_is_planned_again_with_the_new_version(inbox: Inbox) -> 
     assert inbox.counts(pipeline) == {"N1": (2, 201)}
 
 
-@by_ledger
+@pytest.mark.usefixtures("counted_here")
 def test_a_change_that_would_read_an_input_again_is_refused(inbox: Inbox, register: Callable[..., None]) -> None:
     first = inbox.declare(A_AND_B)
     inbox.put("a", [("N1", 1)])
@@ -183,7 +170,7 @@ QUARANTINE: dict[str, Any] = {"on_poison": "quarantine", "retry_delay_seconds": 
 
 
 @pytest.mark.promise("decision:0050")
-def test_a_replayed_record_is_joined_with_the_reference_as_of_now(inbox: Inbox) -> None:
+def test_a_replayed_record_is_joined_with_the_reference_as_of_now(inbox: Inbox, store: StateStore) -> None:
     planes = inbox.put("planes", [("x", 10), ("y", 20)], columns=SEATS)
     inbox.put("a", [("x", 1), ("y", "two")], name="1.csv")
     inbox.put("b", [("x", -3), ("y", 4), ("z", "five")], columns=("name", "miles"), name="1.csv")
@@ -200,11 +187,10 @@ def test_a_replayed_record_is_joined_with_the_reference_as_of_now(inbox: Inbox) 
     for key, payload in mended.items():
         steps.mend(inbox.settings, records[key], payload)
     inbox.put("planes", [("x", 100), ("z", 300)], columns=SEATS, name=planes.name)
-    with StateStore.connect(inbox.settings) as store:
-        with pytest.raises(errors.RangeRefused, match="joined with reference planes"):
-            store.replay_quarantined(pipeline.spec, "test", "as the page does")
-        beside = replayed_with(pipeline.source, inbox.settings)
-        assert store.replay_quarantined(pipeline.spec, "test", "mended", beside=beside) == (2, 3)
+    with pytest.raises(errors.RangeRefused, match="joined with reference planes"):
+        store.replay_quarantined(pipeline.spec, "test", "as the page does")
+    beside = replayed_with(pipeline.source, inbox.settings)
+    assert store.replay_quarantined(pipeline.spec, "test", "mended", beside=beside) == (2, 3)
     assert steps.metadata(inbox.settings, 2)["records"] == {"a": 1, "b": 2}
     content = planes.read_text()
     inbox.put("planes", [("x", 7)], columns=SEATS, name=planes.name)
@@ -216,12 +202,8 @@ def test_a_replayed_record_is_joined_with_the_reference_as_of_now(inbox: Inbox) 
     assert steps.waiting(inbox.settings) == []
 
 
-def joined(inputs: Any) -> Any:
-    return inputs["a"].join(inputs["b"].select("name"), "name", "left")
-
-
 MEETINGS: tuple[Callable[[Any], Any], ...] = (
-    joined,
+    lambda inputs: inputs["a"].join(inputs["b"].select("name"), "name", "left"),
     lambda inputs: inputs["a"].join(inputs["b"], "name", "left_semi"),
     lambda inputs: inputs["a"].join(inputs["a"].unionByName(inputs["b"]).select("name"), "name"),
     lambda inputs: inputs["a"].exceptAll(inputs["b"]),
@@ -246,7 +228,7 @@ def test_inputs_that_are_joined_are_refused(inbox: Inbox) -> None:
         message = inbox.refused(pipeline, DeclarationInvalid)
         assert "joins input a with input b" in message or "joins input b with input a" in message
         assert "so bad records cannot be set aside: one that is taken up later would miss the rows" in message
-    blocking = inbox.declare(A_AND_B, transform=joined, version=len(MEETINGS) + 1, retry_delay_seconds=0)
+    blocking = inbox.declare(A_AND_B, transform=MEETINGS[0], version=len(MEETINGS) + 1, retry_delay_seconds=0)
     inbox.run(blocking, "block")
     assert inbox.counts(blocking) == {"x": (1, 1)}
 
@@ -264,10 +246,9 @@ class IcebergPrices(IcebergTable):
         self.iceberg.overwrite(rows_of(*prices.items()))
 
     def forget(self) -> None:
-        kept = {task.file.file_path for task in self.iceberg.scan().plan_files()}
-        for path in self.folder.rglob("*.parquet"):
-            if f"file://{path}" not in kept:
-                path.unlink()
+        kept = {path_of(task.file.file_path) for task in self.iceberg.scan().plan_files()}
+        for path in {*self.folder.rglob("*.parquet")} - kept:
+            path.unlink()
 
 
 class PostgresPrices:
