@@ -1,6 +1,7 @@
 """Tables of names and amounts as delta-rs and PyIceberg write them, and as both read them: the tests' oracles."""
 
 import atexit
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
 from tests.sources.in_process import SCHEMA, Table
@@ -42,6 +44,12 @@ def catalog() -> Catalog:
 
 def rows_of(*rows: Row) -> pa.Table:
     return pa.table([[name for name, _ in rows], [amount for _, amount in rows]], schema=TYPES)
+
+
+def parquet_of(table: pa.Table, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
 
 
 def path_of(url: str) -> Path:
@@ -94,8 +102,7 @@ class IcebergTable(Table):
         catalog().create_table(self.name, schema=TYPES, properties=properties)
 
     def partition(self) -> None:
-        with self.iceberg.update_spec() as spec:
-            spec.add_identity("name")
+        self.iceberg.update_spec().add_identity("name").commit()
 
     @property
     def iceberg(self) -> Any:

@@ -1,6 +1,5 @@
 """`Files` reads records exactly, and refuses bad ones with file and line."""
 
-import io
 import json
 import pickle
 import re
@@ -17,14 +16,13 @@ from unittest.mock import patch
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests import steps
 from tests.checkout import REPOSITORY
 from tests.sources.conftest import PER_NAME, Inbox
 from tests.sources.in_process import NO_FIT, SCHEMA, Folder, names, overwrite, plan, raises, read
-from tests.sources.lake_tables import rows_of
+from tests.sources.lake_tables import parquet_of, rows_of
 from tests.store import Attempt
 from tidegate.explain.why import explain
 from tidegate.jobs import Files, Pipeline
@@ -40,16 +38,10 @@ from tidegate.jobs.sources.files.formats.text_files import text_reader, text_sca
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import MalformedRecord, RowsLost, SourceChanged, SourceUnreadable
 
-CSV = Files("inbox", glob="*.csv*", format="csv", schema=SCHEMA, max_files=10)
-JSON = Files("inbox", glob="*.json*", format="json", schema=SCHEMA, max_files=10)
-PARQUET = Files("inbox", glob="*.parquet", schema=SCHEMA, max_files=10)
+FORMATS = ("csv", "json", "parquet")
+OVER: dict[str, Any] = {format: Files("inbox", f"**/*.{format}", format, SCHEMA, max_files=9) for format in FORMATS}
+CSV, JSON, PARQUET = OVER.values()
 HEADER = "name,amount\n"
-
-
-def parquet_of(table: pa.Table, **options: Any) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, **options)
-    return sink.getvalue()
 
 
 def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past() -> None:
@@ -109,7 +101,7 @@ BAD_JSON: list[tuple[Files, str, str]] = [
 @pytest.mark.promise("error:MALFORMED_RECORD")
 def test_a_bad_record_is_refused_with_file_and_line(folder: Folder) -> None:
     for source, content, message in [*BAD_CSV, *BAD_JSON]:
-        file = folder.write("1.csv.json", content)
+        file = folder.write(f"1.{source.format}", content)
         assert folder.refused(source).startswith(f"{file}{message}"), content[:80]
 
 
@@ -215,11 +207,10 @@ def test_names_of_folders_are_columns_also_of_a_record_that_is_replayed(folder: 
     assert (again["dt"], again["shop"], again[REFUSAL]) == (date(2024, 1, 5), "10:30", None)
 
 
-@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
-def test_a_column_that_is_in_files_and_folders_is_never_guessed(folder: Folder, form: Any) -> None:
-    contents = {"csv": f"{HEADER}a,1\n", "json": GOOD, "parquet": parquet_of(rows_of(("a", 1)))}
-    folder.write(f"amount=7/dt=1/x.{form}", contents[form])
-    source = Files("inbox", "**/*", form, {"name": "string"}, partitions={"amount": "int"})
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_column_that_is_in_files_and_folders_is_never_guessed(folder: Folder, format: Any) -> None:
+    folder.write(f"amount=7/dt=1/x.{format}", file_of(format, ROW))
+    source = Files("inbox", "**/*", format, {"name": "string"}, partitions={"amount": "int"})
     assert "so has the name of a folder" in folder.refused(source)
     is_null = replace(source, schema={**SCHEMA, "dt": "int"}, partitions={}, missing="null")
     assert "declare partitions={" in folder.refused(is_null)
@@ -236,11 +227,10 @@ def test_batches_are_cut_by_files_and_bytes(folder: Folder, most: int, size: int
     for name, length in {"1": 10, "2": 20, "3": 80, "4": 25, "5": 50}.items():
         folder.write(name, "x" * length)
     coordinator = coordinator_of(Files("inbox", format="text", max_files=most, max_bytes=size), folder.settings)
-    previous: Any = None
-    found = []
-    while previous := coordinator.initialize_transaction(len(found) + 1, previous, None):
-        found.append("".join(names(previous)))
-    assert " ".join(found) == cut
+    found: list[Any] = [None]
+    while batch := coordinator.initialize_transaction(len(found), found[-1], None):
+        found.append(batch)
+    assert " ".join("".join(names(batch)) for batch in found[1:]) == cut
 
 
 def change_a_byte(path: Path) -> None:
@@ -254,16 +244,14 @@ def test_a_planned_file_that_changed_is_refused_until_it_is_back(folder: Folder,
     planned, metadata = file.read_bytes(), folder.plan(CSV)
     attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(CSV, None, folder.settings)
     change(file)
-    with pytest.raises(SourceChanged) as refusal:
-        emitter.facts(attempt, metadata)
-    assert str(refusal.value).startswith(f"{file} ")
+    message = raises(SourceChanged, lambda: emitter.facts(attempt, metadata))
+    assert message.startswith(f"{file} ")
     grown = f"Its first {len(planned)} bytes are what was planned. Put the planned content back, and what was added, as whole"
-    assert (grown in str(refusal.value)) == (file.exists() and file.stat().st_size > len(planned))
+    assert (grown in message) == (file.exists() and file.stat().st_size > len(planned))
     file.write_bytes(planned)  # the time is another one now, but the content is what was planned
     assert emitter.facts(attempt, metadata).rows == 1
     change(file)
-    with pytest.raises(SourceChanged):
-        emitter.verify_batch(attempt, metadata)
+    raises(SourceChanged, lambda: emitter.verify_batch(attempt, metadata))
 
 
 @pytest.mark.parametrize("put_back", [Path.replace, shutil.copyfile])
@@ -290,8 +278,7 @@ def test_another_source_of_files_is_another_declaration() -> None:
 
 def test_an_option_by_which_values_are_dropped_made_up_or_cut_off_is_refused() -> None:
     times = [("timestampFormat", f"yyyy-MM-dd {form}") for form in ("hh:mm", "HH:mm:ss.SSSSSSSSS", "HH:mm VV", "HH:mm[ z]")]
-    empty = [("lineSep", ""), ("escape", "")]
-    for option, value in [("mode", "DROPMALFORMED"), ("dateFormat", "MM-dd"), *times, *empty]:
+    for option, value in [("mode", "DROPMALFORMED"), ("dateFormat", "MM-dd"), *times, ("lineSep", ""), ("escape", "")]:
         with pytest.raises(ValueError, match=f"cannot take the option (?i:{option})"):
             Files("inbox", format="csv", schema=SCHEMA, options={option: value})
 
@@ -364,19 +351,17 @@ OPTIONS = {"date": "dateFormat", "timestamp": "timestampFormat", "timestamp_ntz"
 
 
 def test_a_text_is_read_to_its_end_by_a_pattern_as_one_moment(inbox: Inbox) -> None:
-    with spark_session(inbox.settings, "inbox") as spark:
-        for number, ((kind, pattern), texts) in enumerate(PATTERNS.items()):
-            inbox.write(f"{number}/01", "\n".join(json.dumps({"at": text}) for text in texts))
-            options = {OPTIONS[kind]: pattern, "timeZone": "Europe/Berlin"}
-            source = Files(f"inbox/{number}", format="json", schema={"at": kind}, options=options)
-            metadata = plan(inbox.settings, source)
-            rows = emitter_of(source, spark, inbox.settings).emit_records(Attempt("inbox", 1, 1, metadata), metadata)
-            found = sorted(rows.toArrow().to_pylist(), key=lambda row: int(row[ORIGIN].rpartition(" ")[2]))
-            for row, (text, value) in zip(found, texts.items(), strict=True):
-                if isinstance(value, str):
-                    assert row[REFUSAL].startswith(f"column at: '{text}' {value.format(kind, pattern)}")
-                else:
-                    assert (row["at"], row[REFUSAL]) == (value, None)
+    for number, ((kind, pattern), texts) in enumerate(PATTERNS.items()):
+        inbox.write(f"{number}/01", "\n".join(json.dumps({"at": text}) for text in texts))
+        options = {OPTIONS[kind]: pattern, "timeZone": "Europe/Berlin"}
+        source = Files(f"inbox/{number}", format="json", schema={"at": kind}, options=options)
+        rows = by_spark(inbox, source, plan(inbox.settings, source), flagged=True)
+        found = sorted(rows, key=lambda row: int(row[ORIGIN].rpartition(" ")[2]))
+        for row, (text, value) in zip(found, texts.items(), strict=True):
+            if isinstance(value, str):
+                assert row[REFUSAL].startswith(f"column at: '{text}' {value.format(kind, pattern)}")
+            else:
+                assert (row["at"], row[REFUSAL]) == (value, None)
 
 
 @pytest.mark.promise("decision:0018")
@@ -398,8 +383,6 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
 
 # New columns: one that a producer adds and is not declared is reported with the first txid that has it, or halts its batch.
 
-FORMATS = ("csv", "json", "parquet")
-OVER: dict[str, Any] = {format: Files("inbox", f"**/*.{format}", format, SCHEMA, max_files=9) for format in FORMATS}
 ROW = {"name": "a", "amount": 1}
 NEW = {**ROW, "discount": 5}
 
@@ -419,8 +402,7 @@ def noted(inbox: Inbox, pipeline: Pipeline) -> list[tuple[str, int]]:
         sentences = [cause.sentence for cause in explain(store, pipeline).causes if cause.code == "NEW_COLUMNS"]
     assert len(sentences) == bool(lag.new_columns)
     for column in lag.new_columns[:3]:
-        assert f"{column['column']}" in sentences[0]
-        assert f"(since txid {column['first_txid']})" in sentences[0]
+        assert f"{column['column']} (since txid {column['first_txid']})" in sentences[0]
     return [(column["column"], column["first_txid"]) for column in lag.new_columns]
 
 
@@ -520,15 +502,9 @@ run_pipeline(pickle.load(sys.stdin.buffer), PIPELINE, run_id="next")"""
 
 @pytest.mark.promise("performance:one-session-per-pipeline", "decision:0003")
 def test_a_file_is_read_as_it_is_even_if_an_earlier_process_read_another_of_its_name(inbox: Inbox) -> None:
-    def put(rows: int) -> None:
-        table = pa.table({"name": ["a"] * rows, "amount": pa.array(range(1, rows + 1), pa.int32())})
-        inbox.write("1.parquet", parquet_of(table))
-
     inbox.register(PIPELINE)
-    put(2)
+    inbox.write("1.parquet", parquet_of(rows_of(("a", 1), ("a", 2))))
     run_pipeline(inbox.settings, PIPELINE, run_id="earlier")
-    put(1000)
-    settings = pickle.dumps(inbox.settings)
-    subprocess.run([sys.executable, "-c", NEXT], input=settings, cwd=REPOSITORY, check=True, timeout=300)
-    (row,) = steps.rows(inbox.settings, PIPELINE)
-    assert (row["lines"], row["amount"]) == (1002, 3 + 500500)
+    inbox.write("1.parquet", parquet_of(rows_of(*(("a", amount) for amount in range(1, 1001)))))
+    subprocess.run([sys.executable, "-c", NEXT], input=pickle.dumps(inbox.settings), cwd=REPOSITORY, check=True, timeout=300)
+    assert inbox.counts(PIPELINE) == {"a": (1002, 3 + 500500)}

@@ -9,13 +9,12 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyiceberg.manifest import ManifestContent, ManifestWriterV2
 from pyiceberg.types import IntegerType, StringType
 
-from tests.sources.in_process import SCHEMA, names, raises
-from tests.sources.lake_tables import DeltaLakeTable, IcebergTable, catalog, path_of, rows_of
+from tests.sources.in_process import SCHEMA, batches, names, raises
+from tests.sources.lake_tables import DeltaLakeTable, IcebergTable, catalog, parquet_of, path_of, rows_of
 from tidegate.jobs.sources.delta import plan
 from tidegate.jobs.sources.iceberg import table as tables
 from tidegate.state_store import Settings
@@ -34,8 +33,7 @@ def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(table: Icebe
     assert follower.run() == []
     table.append(("a", 1), ("b", 2), ("50% a=b/c ü", 3), (None, 4), ("a", 5))
     assert follower.run() == table.there()
-    with table.iceberg.update_schema() as change:
-        change.add_column("shop", StringType())
+    table.iceberg.update_schema().add_column("shop", StringType()).commit()
     table.iceberg.append(rows_of(("b", 6)).append_column("shop", pa.array(["here"])))
     table.append(("c", 7))
     assert follower.run() == table.there("name", "amount")
@@ -52,13 +50,12 @@ def test_a_place_in_a_snapshot_is_a_number_of_files(table: IcebergTable, merges:
     for number in range(4):
         table.append((f"a{number}", number), (f"b{number}", number))
     assert len(names(table.plan(max_bytes=1))) == 1
-    batches = [table.plan(max_files=1)]
+    first = table.plan(max_files=1)
     table.append(("c", 8), ("d", 9))
-    while found := table.plan(batches[-1], max_files=1):
-        batches.append(found)
-    planned = [name for batch in batches for name in names(batch)]
-    assert len(planned) == len(set(planned)) == len(batches) == 10
-    assert [batch["taken"] for batch in batches] == [1, 2, 3, 4, 5, 6, 7, None, 1, None]
+    found = [first, *batches(table.settings, replace(table.source, max_files=1), first)]
+    planned = [name for batch in found for name in names(batch)]
+    assert len(planned) == len(set(planned)) == len(found) == 10
+    assert [batch["taken"] for batch in found] == [1, 2, 3, 4, 5, 6, 7, None, 1, None]
 
 
 def test_a_snapshot_that_takes_rows_away_stops_planning(table: IcebergTable) -> None:
@@ -134,19 +131,15 @@ def test_another_table_of_the_name_stops_planning(table: IcebergTable) -> None:
     follower.source = replace(table.source, generation=2)
     assert follower.run() == [("a", 1), ("b", 2)]
     raises(SourceChanged, lambda: table.plan(table.plan(generation=2)), r"Generation 2 of .* was read already")
-    of_another_format = {"generation": 1, "files": []}
-    assert names(table.plan(of_another_format)) == names(table.plan(generation=2))
+    assert names(table.plan({"generation": 1, "files": []})) == names(table.plan(generation=2)), "a place of another format"
 
 
 def test_columns_that_were_renamed_or_added_again_are_refused(table: IcebergTable) -> None:
     """Files have what was true when they were written: their columns would be NULL."""
     table.append(("a", 1))
     previous = table.plan()
-    with table.iceberg.update_schema() as schema:
-        schema.rename_column("name", "title")
-        schema.delete_column("amount")
-    with table.iceberg.update_schema() as schema:
-        schema.add_column("amount", IntegerType())
+    table.iceberg.update_schema().rename_column("name", "title").delete_column("amount").commit()
+    table.iceberg.update_schema().add_column("amount", IntegerType()).commit()
     for columns, problem in (
         (SCHEMA, "has no column name; it has title, amount"),
         ({"title": "string"}, "several names for it: it was renamed, or dropped and added again"),
@@ -161,7 +154,7 @@ def test_a_column_of_the_partition_must_be_in_the_file(table: IcebergTable, monk
     table.append(("b", 2))
     (task,) = table.iceberg.scan().plan_files()
     path = path_of(task.file.file_path)
-    pq.write_table(rows_of(("b", 2)).select(["amount"]), path)
+    path.write_bytes(parquet_of(rows_of(("b", 2)).select(["amount"])))
     found, size = tables.IcebergTable._data_file, path.stat().st_size
     monkeypatch.setattr(tables.IcebergTable, "_data_file", lambda self, entry: replace(found(self, entry), size=size))
     with pytest.raises(MalformedRecord, match=r"column name of the schema is missing; it has amount\. Correct [^.]*with it\.$"):
@@ -180,18 +173,16 @@ def test_deletes_of_single_rows_are_refused(table: IcebergTable) -> None:
 @pytest.mark.parametrize("place", ["elsewhere", "{root}/data/../../other"])
 def test_a_data_file_outside_the_table_is_refused(table: IcebergTable, tmp_path: Path, place: str) -> None:
     """So those who write the table's metadata cannot choose any file to be read."""
-    root = table.folder
-    (root / "data").mkdir(parents=True)
-    folder = tmp_path / place.format(root=root)
+    (table.folder / "data").mkdir(parents=True)
+    folder = tmp_path / place.format(root=table.folder)
     folder.mkdir(exist_ok=True)
-    pq.write_table(rows_of(("a", 1)), folder / "1.parquet")
+    (folder / "1.parquet").write_bytes(parquet_of(rows_of(("a", 1))))
     table.iceberg.add_files([f"file://{folder}/1.parquet"])
     raises(SourceUnreadable, table.plan, r"1\.parquet of .* lies outside the table's place")
 
 
 @pytest.fixture
 def sales(tmp_path: Path) -> DeltaLakeTable:
-    """A table that is not there yet."""
     return DeltaLakeTable(Settings(home=tmp_path, min_file_age_seconds=0))
 
 
@@ -359,9 +350,8 @@ def test_a_declaration_that_changes_is_compared_with_the_table_again(sales: Delt
     sales.append(("b", 2), mode="overwrite")
     with pytest.raises(SourceUnreadable, match=r"Version 1 of .* has no column misspelt"):
         sales.plan(found, schema={**SCHEMA, "misspelt": "int"})
-    in_part = sales.plan(found, changes=True, max_files=1)
-    with pytest.raises(SourceChanged, match=r"has been read in part, with changes=True\. Declare it so until the rest"):
-        sales.plan(in_part)
+    part = sales.plan(found, changes=True, max_files=1)
+    raises(SourceChanged, lambda: sales.plan(part), r"has been read in part, with changes=True\. Declare it so until the rest")
 
 
 def test_an_instant_of_a_partition_needs_its_zone(sales: DeltaLakeTable) -> None:

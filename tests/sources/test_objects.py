@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,6 @@ from obstore.store import S3Store
 from pyiceberg.utils.config import Config
 
 from tests import steps
-from tests.checkout import REPOSITORY
 from tests.jars import S3PROXY, fetch_or_skip
 from tests.sources.conftest import Inbox
 from tests.sources.feeds import FilesFeed
@@ -42,7 +41,6 @@ from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnav
 
 KEY, SECRET = "tidegate-tests", "not-a-secret-of-anyone"
 SECONDS = 60
-PAGE = REPOSITORY / "docs" / "storage.md"
 
 
 class S3Server:
@@ -66,22 +64,21 @@ class S3Server:
             '<configuration><appender name="out" class="ch.qos.logback.core.ConsoleAppender"><encoder><pattern>%d %level %msg'
             '%n</pattern></encoder></appender><root level="WARN"><appender-ref ref="out"/></root></configuration>'
         )
-        self._process: Any = None
 
-    def start(self) -> None:
+    @contextmanager
+    def running(self) -> Iterator[None]:
         options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{java_libraries.folder(self.packages)}/*"]
         command, environment = [java_program(), *options, *self._program()], {**os.environ, "LC_ALL": "C.UTF-8"}
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        assert wait_until(self._answers, SECONDS), self._log.read_text()[-2000:]
+        log = self._log.open("ab")
+        with log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as self._process:
+            try:
+                assert wait_until(self._answers, SECONDS), self._log.read_text()[-2000:]
+                yield
+            finally:
+                self._process.kill()
 
     def _program(self) -> list[str]:
         return [f"-Dlogback.configurationFile={self._logging}", "org.gaul.s3proxy.Main", "--properties", str(self._properties)]
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
     def make_bucket(self, name: str) -> "Bucket":
         (self.folder / name).mkdir()
@@ -143,13 +140,7 @@ class Bucket:
         (self.folder / key).unlink()  # obstore deletes by a request that S3Proxy does not know
 
 
-def spark_packages() -> str:
-    line = next(line for line in PAGE.read_text().splitlines() if line.startswith("spark_packages = "))
-    return line.partition("=")[2].strip().strip('"')
-
-
 _numbers = count(1)
-by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through the real ledger
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +155,7 @@ def s3(request: pytest.FixtureRequest) -> Iterator[S3Server]:
         os.environ |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
         object_places._store.cache_clear()
         opened.callback(object_places._store.cache_clear)
-        opened.callback(server.stop)
-        server.start()
+        opened.enter_context(server.running())
         yield server
 
 
@@ -194,17 +184,16 @@ def test_objects_keep_the_promises_of_files(project: Settings, bucket: Bucket, s
             holds(Bench(FilesFeed(bucket, f"{name}/in/box", **source), ThisProcess(), project))
 
 
-@by_ledger
+@pytest.mark.usefixtures("counted_here")
 @pytest.mark.promise("decision:0034")
 def test_an_object_that_is_not_as_planned_is_never_read(inbox: Inbox, bucket: Bucket) -> None:
     bucket.csv("one.csv", 1)
     pipeline = inbox.declare(csv_in(bucket.url), retry_delay_seconds=0)
     assert inbox.plan(pipeline, "run") == [1]
-    overwrite = bucket.csv, "one.csv", 2
-    for (spoil, *arguments), message in ((overwrite, "was overwritten"), ((bucket.delete, "one.csv"), "is gone")):
-        spoil(*arguments)
-        with pytest.raises(SourceChanged, match=rf"s3a://{bucket.name}/one.csv {message} since its batch was planned"):
-            steps.process(inbox.settings, pipeline, 1, owner="test")
+    bucket.csv("one.csv", 2)
+    assert f"{bucket.url}/one.csv was overwritten since its batch was planned" in inbox.refused(pipeline, SourceChanged)
+    bucket.delete("one.csv")
+    assert f"{bucket.url}/one.csv is gone since its batch was planned" in inbox.refused(pipeline, SourceChanged)
     bucket.csv("one.csv", 1)
     # The server's times have whole seconds.
     os.utime(bucket.folder / "one.csv", (1_700_000_000, 1_700_000_000))
@@ -240,12 +229,11 @@ def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(proj
         return describe(store, key, version)
 
     with patch.object(buckets.Bucket, "describe", replaced):
-        first = plan(project, source)
-        second = plan(project, source, first)
-    assert [names(first), names(second)] == [["1.csv"], ["2.csv", "3.csv"]]
+        found = batches(project, source)
+    assert [names(batch) for batch in found] == [["1.csv"], ["2.csv", "3.csv"]]
     bucket.csv("moved/0.csv", 0)
     bucket.put("moved/done", "")
-    third = plan(project, replace(source, folder=f"{bucket.url}/moved"), second)
+    third = plan(project, replace(source, folder=f"{bucket.url}/moved"), found[-1])
     assert names(third) == ["0.csv"], "the last name of another place was no name of this one"
 
 
@@ -253,8 +241,7 @@ def test_objects_are_read_as_manifests_name_them(project: Settings, bucket: Buck
     source = csv_in(f"{bucket.url}/in", manifests=f"{bucket.url}/lists/in", max_files=2)
     for name in ("a/1.csv", "b 2.csv", "3.csv", "4.csv", "5.csv", "unnamed.csv"):
         bucket.csv(f"in/{name}", 1)
-    url = bucket.url.replace("s3a://", "s3://")
-    bucket.put("lists/in/day=1/1", f"3.csv\r\n\n  b 2.csv\n3.csv\n{url}/in/a/1.csv\n")
+    bucket.put("lists/in/day=1/1", f"3.csv\r\n\n  b 2.csv\n3.csv\ns3://{bucket.name}/in/a/1.csv\n")
     entries = [{"url": f"{bucket.url}/in/4.csv", "mandatory": True}, {"url": "5.csv"}]
     bucket.put("lists/in/day=1/2.manifest", json.dumps({"entries": entries}))
     bucket.put("lists/in/day=1/3", "")
@@ -295,7 +282,7 @@ def test_a_manifest_that_cannot_be_followed_stops_planning(project: Settings, bu
         planned(source, project, first)
 
 
-@by_ledger
+@pytest.mark.usefixtures("counted_here")
 def test_an_object_that_manifests_name_again_is_read_once(inbox: Inbox, bucket: Bucket) -> None:
     """By several manifests, and by one that is written again, which is read from its beginning, also if it was read whole."""
     pipeline = inbox.declare(csv_in(f"{bucket.url}/in", manifests="_lists/", max_files=1))
@@ -372,8 +359,7 @@ def test_an_iceberg_table_is_followed(project: Settings, bucket: Bucket, monkeyp
     place = f"{bucket.url.replace('s3a:', 's3:')}/lake/odd"
     columns = rows_of().append_column("day", odd_days().cast(pa.string())).schema
     table = lake.create_table("stored.rows", columns, location=place)
-    with table.update_spec() as spec:
-        spec.add_identity("day")
+    table.update_spec().add_identity("day").commit()
     follower = Follower(project, Iceberg("lake.stored.rows", schema={**SCHEMA, "day": "string"}, max_files=2))
     for some in ("abc", "d"):
         table.append(rows_of(*((name, 1) for name in some)).append_column("day", odd_days(*some)))
@@ -423,9 +409,7 @@ def test_a_store_that_refuses_is_no_store_that_is_away(project: Settings, bucket
     ):
         with patch.dict(os.environ, {name: value}):
             object_places._store.cache_clear()
-            with pytest.raises(error, match="the store ") as refused:
-                plan(project, csv_in(bucket.url))
-            assert "wrong-secret-0123" not in str(refused.value)
+            assert "wrong-secret-0123" not in raises(error, lambda: plan(project, csv_in(bucket.url)), "the store ")
     object_places._store.cache_clear()
 
 
