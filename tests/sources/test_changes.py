@@ -11,13 +11,13 @@ from tests.conftest import register_pipelines
 from tests.sources.conftest import PER_NAME, Inbox
 from tests.sources.in_process import SCHEMA, raises, twin
 from tests.statements import execute
-from tests.store import HOME_VARIABLE, Redo, Request, cursors, project, range_partitions, registration
+from tests.store import HOME_VARIABLE, Redo, Request, cursors, range_partitions, registration
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Files, Inputs, Pipeline, Rows, State, Sum
 from tidegate.jobs.sources import changes
 from tidegate.jobs.sources.changes import removable
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import DeclarationChanged, RangeRefused, SourceChanged, StoreUnavailable, UsageError
+from tidegate.state_store.base.errors import DeclarationChanged, LockHeld, RangeRefused, SourceChanged, UsageError
 
 pytestmark = pytest.mark.usefixtures("counted_here")
 
@@ -50,14 +50,9 @@ def upstream(inbox: Inbox) -> Pipeline:
 
 
 def follow(inbox: Inbox, transform: Any = counted, **of: int) -> Pipeline:
-    """Declare and register a pipeline that follows the inbox's state per name."""
     aggregates = {"changes": Count(), "amount": Sum("more"), "new": Count("is_new")}
     states = {"followed": State(key={"name": "text"}, aggregates=aggregates, kind="opaque")}
     return inbox.declare(Changes("inbox.per_name", **of), name="follower", states=states, transform=transform)
-
-
-def followed(inbox: Inbox, pipeline: Pipeline) -> dict[str, int]:
-    return {row["name"]: row["amount"] for row in inbox.rows(pipeline, next(iter(pipeline.states)))}
 
 
 def commit_files(inbox: Inbox, upstream: Pipeline, *contents: str, at: int = 0) -> None:
@@ -83,7 +78,7 @@ def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, lim
         if number in (1, 4):
             steps.run(inbox.settings, follower, f"run {number}")
     assert steps.run(inbox.settings, follower, "nothing new") == []
-    assert followed(inbox, follower) == followed(inbox, upstream) == {"a": 9, "b": 6, "c": 0}
+    assert inbox.tuples(follower) == inbox.tuples(upstream) == [("a", 9), ("b", 6), ("c", 0)]
     assert {row["new"] for row in inbox.rows(follower, "followed")} == {1}
 
 
@@ -93,13 +88,11 @@ def test_a_redo_and_a_follower_that_registers_wait_for_each_other(inbox: Inbox, 
     follower = Pipeline("follower", Changes("inbox.log"), {"copies": State({"name": "text"}, {"copies": Count()})})
     with StateStore.connect(inbox.settings) as store, store.engine.begin() as redoing:
         cursors.lock(redoing, "inbox")
-        with pytest.raises(StoreUnavailable, match="lock"):
-            register_pipelines(inbox.settings, follower)
+        raises(LockHeld, lambda: register_pipelines(inbox.settings, follower), "lock")
     impatient = replace(inbox.settings, lock_timeout_seconds=1)
     with StateStore.connect(impatient, user=impatient.pg_owner) as store, migrations.connected(inbox.settings) as registering:
         registration.register(registering, follower.spec)
-        with pytest.raises(StoreUnavailable, match="lock"):
-            store.redo_batch(upstream.spec, 1, Redo("an operator", "it was wrong"))
+        raises(LockHeld, lambda: store.redo_batch(upstream.spec, 1, Redo("an operator", "it was wrong")), "lock")
 
 
 def migrate(settings: Settings, *pipelines: Pipeline) -> None:
@@ -118,7 +111,7 @@ def test_a_column_of_what_is_followed_comes_and_does_not_go_while_a_batch_needs_
 ) -> None:
     for folder in ("pipelines", "migrations"):
         (inbox.settings.home / folder).mkdir()
-    monkeypatch.setenv(project.HOME_VARIABLE, str(inbox.settings.home))
+    monkeypatch.setenv(HOME_VARIABLE, str(inbox.settings.home))
     source, city = Files("inbox", format="csv", schema={**SCHEMA, "city": "string"}, header=False), {"city": "text"}
     logs = enumerate((KEPT, KEPT | city, {"name": "text"} | city), start=1)
     before, after, without = (Pipeline("inbox", source, {"log": Rows(log)}, version=version) for version, log in logs)
@@ -220,30 +213,28 @@ def test_a_follower_does_not_go_on_over_states_that_were_rebuilt(
 @pytest.mark.promise("limit:Changes.max_txids")
 @pytest.mark.sampled(1)
 @pytest.mark.usefixtures("divided")
-def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upstream: Pipeline) -> None:
+def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upstream: Pipeline, owner: StateStore) -> None:
     follower = follow(inbox, max_txids=2)
     spec, state = upstream.spec, upstream.spec.states[0]
     commit_files(inbox, upstream, *FILES)
-    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as owner:
-        assert removable(owner, spec, state, 0) == (0, {"follower": 0})
-        assert removable(owner, spec, state, 0, without=["follower"]) == (5, {})
-        with pytest.raises(UsageError, match=r"Pipeline other does not follow inbox\.per_name"):
-            removable(owner, spec, state, 0, without=["other"])
-        assert steps.run(inbox.settings, follower, "run") == [1, 2, 3]  # of txids 1 and 2, 3 and 4, 5
-        assert removable(owner, spec, state, 0) == (4, {"follower": 4})
-        assert removable(owner, spec, state, 3) == (2, {"follower": 4})
-        wanted = inbox.rows(follower, "followed")
-        with pytest.raises(RangeRefused, match="has committed up to txid 5"):
-            steps.prune(owner, spec, state, 6)
-        done = steps.prune(owner, spec, state, 4)
-        in_partitions = ("per_name_changes$1", "per_name_changes$2", "per_name_changes$4")
-        assert (done.changes, done.partitions) in ((6, ()), (0, in_partitions))
-        assert [change["txid"] for change in owner.changes(state)] == [5]
+    assert removable(owner, spec, state, 0) == (0, {"follower": 0})
+    assert removable(owner, spec, state, 0, without=["follower"]) == (5, {})
+    with pytest.raises(UsageError, match=r"Pipeline other does not follow inbox\.per_name"):
+        removable(owner, spec, state, 0, without=["other"])
+    assert steps.run(inbox.settings, follower, "run") == [1, 2, 3]  # of txids 1 and 2, 3 and 4, 5
+    assert removable(owner, spec, state, 0) == (4, {"follower": 4})
+    assert removable(owner, spec, state, 3) == (2, {"follower": 4})
+    wanted = inbox.rows(follower, "followed")
+    raises(RangeRefused, lambda: steps.prune(owner, spec, state, 6), "has committed up to txid 5")
+    done = steps.prune(owner, spec, state, 4)
+    in_partitions = ("per_name_changes$1", "per_name_changes$2", "per_name_changes$4")
+    assert (done.changes, done.partitions) in ((6, ()), (0, in_partitions))
+    assert [change["txid"] for change in owner.changes(state)] == [5]
     steps.redo(inbox.settings, follower, 3, owner="an operator", reason="it was wrong")
     assert inbox.rows(follower, "followed") == wanted
     commit_files(inbox, upstream, "d,7\n", at=5)
     steps.run(inbox.settings, follower, "one more")
-    assert followed(inbox, follower) == followed(inbox, upstream)
+    assert inbox.tuples(follower) == inbox.tuples(upstream)
     late = Pipeline("late", Changes("inbox.per_name"), {"late": State(aggregates={"n": Count()})})
     register_pipelines(inbox.settings, late)
     raises(SourceChanged, lambda: steps.plan(inbox.settings, late, run_id="run"), "some up to txid 4 were removed")
