@@ -5,11 +5,10 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
@@ -36,9 +35,9 @@ from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.jobs.sources.kafka.plan import fair_shares
 from tidegate.jobs.testing import PROMISES, Bench, NotPossible
 from tidegate.stack.components.kafka import EmbeddedKafka
-from tidegate.stack.components.server_process import wait_until
+from tidegate.stack.components.server_process import start, wait_until
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import RangeExpired, RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable, TidegateError
 
 SECONDS = 60
 Row = tuple[int, int, str]
@@ -90,11 +89,10 @@ class OrdersTopic:
         self.admin.delete_records([end])[end].result(SECONDS)
 
     def transaction(self, count: int, *, commit: bool) -> None:
-        with self.open_transaction(count) as producer:
-            producer.commit_transaction(SECONDS) if commit else producer.abort_transaction(SECONDS)
+        producer = self.open_transaction(count)
+        producer.commit_transaction(SECONDS) if commit else producer.abort_transaction(SECONDS)
 
-    @contextmanager
-    def open_transaction(self, count: int) -> Iterator[Producer]:
+    def open_transaction(self, count: int) -> Producer:
         """Write records in a transaction that stays open until the caller ends it."""
         producer = Producer({**kafka_client(self.settings), "transactional.id": uuid.uuid4().hex, "log_level": 0})
         producer.init_transactions(SECONDS)
@@ -102,7 +100,7 @@ class OrdersTopic:
         for _ in range(count):
             producer.produce(self.name, "in a transaction", partition=0)
         assert producer.flush(SECONDS) == 0
-        yield producer
+        return producer
 
     def source(self, **changes: Any) -> Kafka:
         return Kafka(self.name, **changes)
@@ -111,14 +109,14 @@ class OrdersTopic:
         """Plan one batch with one look at the topic, frozen as by the ledger."""
         return json.loads(json.dumps(plan(self.settings, source, previous, current)))
 
-    def unplanned(self, source: Kafka, *plans: Any, match: str, error: type[errors.TidegateError] = SourceChanged) -> None:
+    def unplanned(self, source: Kafka, *plans: Any, match: str, error: type[TidegateError] = SourceChanged) -> None:
         """Check that no batch is planned after these batches, and why."""
         raises(error, lambda: self.plan(source, *plans), match)
 
-    def refused(self, source: Kafka, metadata: dict, error: type[errors.TidegateError], match: str) -> str:
-        """Check that a batch is refused before Spark reads anything; return the error's line."""
-        reader, attempt = emitter_of(source, None, self.settings), Attempt("orders", 1, 1, metadata)
-        return raises(error, lambda: reader.emit_batch(attempt, metadata), match)
+    def refused(self, source: Kafka, metadata: dict, error: type[TidegateError], match: str, at: str = "emit_batch") -> str:
+        """Check that a batch is refused, by default before Spark reads anything; return the error's line."""
+        step = getattr(emitter_of(source, None, self.settings), at)
+        return raises(error, lambda: step(Attempt("orders", 1, 1, metadata), metadata), match)
 
     def read(self, source: Kafka, metadata: dict, meddle: Callable[[], None] = lambda: None) -> list[Row]:
         """Read a batch with Spark, verify it, and return its rows. It raises the pipeline's errors."""
@@ -346,17 +344,17 @@ def test_only_committed_records_of_transactions_are_read(topic: OrdersTopic) -> 
     topic.transaction(3, commit=False)
     topic.transaction(4, commit=True)
     assert source.held_back(topic.settings) is None
-    with topic.open_transaction(1) as producer:
-        topic.produce(2)
-        first = topic.plan(source)
-        assert ranges(first) == {"0": (0, 11)}  # a commit or an abort takes an offset too
-        values = [value for _, _, value in topic.produced]
-        assert [value for _, _, value in topic.read(source, first)] == [*values[:2], *["in a transaction"] * 4]
-        assert topic.plan(source, first) is None
-        held = source.held_back(topic.settings) or ""
-        assert "partition 0 from offset 11 on" in held
-        assert "partition 1" not in held
-        producer.commit_transaction(SECONDS)
+    producer = topic.open_transaction(1)
+    topic.produce(2)
+    first = topic.plan(source)
+    assert ranges(first) == {"0": (0, 11)}  # a commit or an abort takes an offset too
+    values = [value for _, _, value in topic.produced]
+    assert [value for _, _, value in topic.read(source, first)] == [*values[:2], *["in a transaction"] * 4]
+    assert topic.plan(source, first) is None
+    held = source.held_back(topic.settings) or ""
+    assert "partition 0 from offset 11 on" in held
+    assert "partition 1" not in held
+    producer.commit_transaction(SECONDS)
     assert source.held_back(topic.settings) is None
     assert [value for _, _, value in topic.read(source, topic.plan(source, first))] == ["in a transaction", *values[2:]]
 
@@ -366,8 +364,8 @@ def test_a_compacted_topic_is_an_opaque_source_only(shops: Settings) -> None:
     topic.produce(4, key="a")
     assert ranges(topic.plan(topic.source(kind="opaque", gaps=True))) == {"0": (0, 4)}
     topic.unplanned(topic.source(gaps=True), error=SourceUnreadable, match="is compacted")
-    planned, reader = topic.plan(topic.source(kind="opaque")), emitter_of(topic.source(gaps=True), None, topic.settings)
-    raises(SourceUnreadable, lambda: reader.verify_batch(Attempt("orders", 1, 1, planned), planned), "is compacted")
+    planned = topic.plan(topic.source(kind="opaque"))
+    topic.refused(topic.source(gaps=True), planned, SourceUnreadable, "is compacted", "verify_batch")
 
 
 def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic) -> None:
@@ -385,7 +383,7 @@ def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic)
         emitter = emitter_of(other.source(), spark, topic.settings)
         assert emitter.emit_batch(attempt, first).count() == 4
         emitter._delivered.get["records"].append((0, 2))
-        raises(RowsLost, lambda: emitter.verify_batch(attempt, first), "counts 6 records in 4 offsets")
+        raises(errors.RowsLost, lambda: emitter.verify_batch(attempt, first), "counts 6 records in 4 offsets")
 
 
 @pytest.mark.promise("error:SOURCE_UNAVAILABLE")
@@ -394,9 +392,8 @@ def test_a_wrong_password_is_distinguished_from_brokers_that_are_away(topic: Ord
         topic.unplanned(topic.source(bootstrap=f"127.0.0.1:{free_port()}"), error=SourceUnavailable, match="does not answer")
     properties, password = topic.settings.kafka_properties_file.read_text(), kafka_client(topic.settings)["sasl.password"]
     (topic.settings.home / "wrong.properties").write_text(properties.replace(password, "not-the-password"))
-    with pytest.raises(SourceUnreadable, match="refuses us") as refusal:
-        topic.plan(topic.source(properties_file="wrong.properties"))
-    assert "not-the-password" not in str(refusal.value)
+    source = topic.source(properties_file="wrong.properties")
+    assert "not-the-password" not in raises(SourceUnreadable, lambda: topic.plan(source), "refuses us")
 
 
 @pytest.mark.promise("decision:0021")
@@ -424,11 +421,9 @@ def test_the_password_of_a_key_is_read_where_brokers_are_asked(topic: OrdersTopi
     login = topic.settings.kafka_properties_file.read_text()
     emitter = emitter_of(topic.source(), None, replace(topic.settings, kafka_properties_file=with_key))
     with_key.write_text(f"{login}\nssl.key.password=sesame\n")
-    options = emitter._options(topic.name, {0: (0, 1)})
-    assert options["kafka.ssl.key.password"] == f"${{file:{with_key}:ssl.key.password}}"
+    assert emitter._options(topic.name, {0: (0, 1)})["kafka.ssl.key.password"] == f"${{file:{with_key}:ssl.key.password}}"
     with_key.write_text(f"{login}\nssl.key.password=back\\slash\n")
-    with pytest.raises(Exception, match="Spark cannot read a password"):
-        emitter._options(topic.name, {0: (0, 1)})
+    raises(errors.SettingsInvalid, lambda: emitter._options(topic.name, {0: (0, 1)}), "Spark cannot read a password")
 
 
 def test_ack_shows_positions_to_lag_tools_and_never_moves_them_back(topic: OrdersTopic) -> None:
@@ -437,9 +432,8 @@ def test_ack_shows_positions_to_lag_tools_and_never_moves_them_back(topic: Order
     attempts = [Attempt("orders", txid, 1, metadata) for txid, metadata in enumerate(batches(topic.settings, source), 1)]
 
     def shown() -> list[int]:
-        consumer = Consumer({**kafka_client(topic.settings), "group.id": topic.name})
-        known = consumer.committed([TopicPartition(topic.name, number) for number in (0, 1)], timeout=SECONDS)
-        consumer.close()
+        with closing(Consumer({**kafka_client(topic.settings), "group.id": topic.name})) as consumer:
+            known = consumer.committed([TopicPartition(topic.name, number) for number in (0, 1)], timeout=SECONDS)
         return [partition.offset for partition in known]
 
     source.ack(attempts[0], topic.settings)
@@ -466,20 +460,14 @@ class Broker:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        started = self.kafka.component()
-        log = (self.kafka.folder / "log").open("ab")
-        with log, subprocess.Popen(started.command, env=os.environ | started.environment, stdout=log, stderr=log) as broker:
-            try:
-                assert wait_until(self._answers, SECONDS)
-                yield
-            finally:
-                broker.send_signal(signal.SIGTERM)
-
-    def _answers(self) -> bool:
+        component = self.kafka.component()
+        broker = start(component, self.settings.home)
         try:
-            return bool(AdminClient({**kafka_client(self.settings), "log_level": 0}).list_topics(timeout=1).brokers)
-        except KafkaException:
-            return False
+            assert wait_until(lambda: component.check() is None, SECONDS)
+            yield
+        finally:
+            broker.terminate()
+            broker.wait(SECONDS)
 
     def cut(self, topic: str, offset: int) -> None:
         """Cut the log of the topic's first partition before the batch of records at an offset, as if the rest never arrived."""
@@ -500,18 +488,13 @@ class Broker:
         *java, main, file = self.kafka.component().command
         address, folder = f"CLIENT://127.0.0.1:{self._free_port()}", self.settings.home / "second"
         folder.mkdir()
-        properties = dict(line.split("=", 1) for line in Path(file).read_text().splitlines()) | {
-            **{"node.id": "2", "process.roles": "broker", "log.dirs": str(folder / "data")},
-            **{"listeners": address, "advertised.listeners": address},
-        }
         second = folder / "second.properties"
-        second.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+        place = f"log.dirs={folder}/data\nlisteners={address}\nadvertised.listeners={address}\n"
+        second.write_text(f"{Path(file).read_text()}\nnode.id=2\nprocess.roles=broker\n{place}")  # the last of a name counts
         formatting = [*java, "kafka.tools.StorageTool", "format", "--config", second, "--cluster-id", cluster]
         subprocess.run(formatting, check=True, capture_output=True)
-        with (
-            (folder / "second.log").open("wb") as log,
-            subprocess.Popen([*java, main, second], stdout=log, stderr=log) as broker,
-        ):
+        log = (folder / "second.log").open("wb")
+        with log, subprocess.Popen([*java, main, second], stdout=log, stderr=log) as broker:
             try:
                 yield broker
             finally:
@@ -581,9 +564,8 @@ def test_records_in_the_place_of_lost_ones_are_not_passed_over(broker: Broker) -
                 known = {at: value for at, value in planned["partitions"]["0"].items() if at != "leader_epoch"} | epoch
                 restored = planned | {"partitions": planned["partitions"] | {"0": known}}
                 topic.unplanned(source, restored, match="up to offset 13.*the record at offset 12 is another one now")
-            emitter, attempt = emitter_of(source, None, topic.settings), Attempt("orders", 1, 1, planned)
-            with pytest.raises(SourceChanged, match=r"this batch was planned up to offset 13.*generation=2.*skip orders 1 "):
-                emitter.verify_batch(attempt, planned)
+            then = "this batch was planned up to offset 13.*generation=2.*skip orders 1 "
+            topic.refused(source, planned, SourceChanged, then, "verify_batch")
         assert ranges(topic.plan(topic.source(generation=2), planned))["0"][1] == 15
         older = read | {"partitions": {"0": read["partitions"]["0"] | {"leader_epoch": 1000}}}
         whole.unplanned(whole.source(), older, match=r"they are an older copy \(leader epoch 1000, now \d+\)")
