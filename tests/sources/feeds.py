@@ -44,7 +44,7 @@ class Disk:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.url = folder, folder.name
-        folder.mkdir()
+        folder.mkdir(parents=True)
 
     def put(self, key: str, content: bytes | str) -> None:
         """Write a file; one that is there keeps its times, so that only its content differs."""
@@ -123,10 +123,7 @@ class LakeFeed(Feed):
 class FixedFeed(Feed):
     def __init__(self) -> None:
         self._batches: list[list[tuple]] = []
-
-    @property
-    def source(self) -> FixedBatches:
-        return FixedBatches(self._batches, SCHEMA)
+        self.source = FixedBatches(self._batches, SCHEMA)
 
     def add(self, rows: list[tuple]) -> list[tuple]:
         self._batches.append(rows)

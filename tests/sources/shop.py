@@ -101,9 +101,8 @@ EMPTY = """
     DO $$ DECLARE old text; BEGIN
         FOR old IN SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema)'
             LOOP EXECUTE format('DROP SCHEMA %I CASCADE', old); END LOOP;
-        FOR old IN SELECT fdwname FROM pg_foreign_data_wrapper
-            LOOP EXECUTE format('DROP FOREIGN DATA WRAPPER %I CASCADE', old); END LOOP;
     END $$;
+    DROP FOREIGN DATA WRAPPER IF EXISTS elsewhere CASCADE;
     CREATE SCHEMA public AUTHORIZATION pg_database_owner;
     GRANT USAGE ON SCHEMA public TO PUBLIC;
 """

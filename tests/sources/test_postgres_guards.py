@@ -10,7 +10,7 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
-from tests.sources.in_process import batches, meanwhile
+from tests.sources.in_process import batches, meanwhile, raises
 from tests.sources.shop import CREATE, DATED, DRAWN, ORDERS, Shop, by_query, refused
 from tests.statements import execute
 from tests.store import encode_metadata
@@ -90,8 +90,7 @@ UNSAFE: list[tuple[PostgresTable, str, type[Exception], str]] = [
     (DATED, NO_TIME.format("'infinity'"), MalformedRecord, r"1 row\(s\) in which written is infinite"),
     (ORDERS, "REVOKE SELECT ON orders FROM tidegate_stager", AccessRefused, "GRANT SELECT"),
     (ORDERS, "REVOKE ALL ON SEQUENCE orders_id_seq FROM tidegate_stager", AccessRefused, "GRANT SELECT ON SEQUENCE orders_id"),
-    (ORDERS, POLICY, AccessRefused, "row-level security.*BYPASSRLS"),
-    (DATED, POLICY, AccessRefused, "row-level security"),
+    *((source, POLICY, AccessRefused, "row-level security.*BYPASSRLS") for source in (ORDERS, DATED)),
     (ORDERS, "ALTER SEQUENCE orders_id_seq CACHE 20", SourceUnreadable, "orders_id_seq has CACHE 20.*CACHE 1, then reconnect"),
     (ORDERS, f"CREATE SEQUENCE mine CACHE 5; {NOT_DRAWN}, ALTER id SET DEFAULT nextval('mine')", SourceUnreadable, "CACHE 5"),
     (GOODS, CACHED_BELOW, SourceUnreadable, "CACHE 2"),
@@ -177,11 +176,9 @@ ALTERED: list[tuple[PostgresTable, str, str, type[Exception], str]] = [
     (ORDERS, "", "ALTER SEQUENCE orders_id_seq INCREMENT -1 MINVALUE -100", SourceUnreadable, "counts down"),
     (ORDERS, "", "ALTER SEQUENCE orders_id_seq MAXVALUE 30 CYCLE", SourceUnreadable, "starts over"),
     (ORDERS, "", "ALTER TABLE orders SET UNLOGGED", SourceUnreadable, "orders_id_seq is unlogged"),
-    (ORDERS, PARTED, f"{LOADED}; {ATTACH}", SourceChanged, ATTACHED),
-    (DATED, PARTED, f"{LOADED}; {ATTACH}", SourceChanged, ATTACHED),
+    *((source, PARTED, f"{LOADED}; {ATTACH}", SourceChanged, ATTACHED) for source in (ORDERS, DATED)),
     (ORDERS, PARTED, HIDDEN, SourceChanged, ATTACHED),  # readable through its parent
-    (ORDERS, FAMILY, "ALTER TABLE old INHERIT orders", SourceChanged, "older was attached"),
-    (DATED, FAMILY, "ALTER TABLE old INHERIT orders", SourceChanged, "older was attached"),
+    *((source, FAMILY, "ALTER TABLE old INHERIT orders", SourceChanged, "older was attached") for source in (ORDERS, DATED)),
     # Of equal number; only their writers differ.
     (ORDERS, "", f"{AGAIN}; SELECT nextval('orders_id_seq'); {SELL.format(1)}", SourceChanged, r"19 row\(s\) .* such as 1"),
     (GOODS, VIEW, ALL_IN_VIEW, SourceChanged, r"view public\.goods was another one when rows were read.*generation=2"),
@@ -210,8 +207,7 @@ NO_CLOCK = """name NOT IN ('now', $$today$$) AND written > 'epoch' -- not 'now'
     AND 'late'::day <> 'today' AND '{"at": "now"}'::jsonb <> '"now"'"""
 # What hides no row: the source, and statements before and after its first plan.
 READ_ON: list[tuple[PostgresTable, str, str]] = [
-    (ORDERS, PARTED, NEW_YEAR),
-    (DATED, PARTED, NEW_YEAR),
+    *((source, PARTED, NEW_YEAR) for source in (ORDERS, DATED)),
     (ORDERS, SERIAL, "ALTER TABLE orders ALTER id TYPE bigint"),
     (DATED, "", REWRITTEN),
     (by_query(DRAWN, "SELECT id, name, amount FROM orders WHERE name <> 'now()' AND lower(name) <> 'CURRENT_DATE'"), "", ""),
@@ -234,11 +230,10 @@ def first_of(shop: Shop, source: PostgresTable, before: str) -> Any:
 
 
 @pytest.mark.promise("I11")
-@pytest.mark.parametrize(("source", "before", "after", "error", "message"), ALTERED)
-def test_what_could_hide_rows_is_refused(
-    shop: Shop, source: PostgresTable, before: str, after: str, error: type[Exception], message: str
-) -> None:
+@pytest.mark.parametrize("case", ALTERED, ids=lambda case: f"{case[0].table or case[0].query}: {case[2][:60]}")
+def test_what_could_hide_rows_is_refused(shop: Shop, case: tuple[PostgresTable, str, str, type[Exception], str]) -> None:
     """Of the key's sequence, its column and its order, partitions, or what has the table's name: before a row is lost."""
+    source, before, after, error, message = case
     first = first_of(shop, source, before)
     assert "words" not in before or shop.plan(source, first) is None
     shop.run(after)
@@ -387,8 +382,7 @@ def test_a_batch_that_cannot_be_replayed_is_refused(shop: Shop, statements: str,
 def test_a_server_that_is_away_is_tried_again(shop: Shop, free_port: Callable[[], int]) -> None:
     first, nowhere = shop.sold(1), {**shop.settings.conninfo(), "port": free_port()}
     refused(shop, replace(ORDERS, connection=nowhere), SourceUnavailable, message="Table orders cannot be read now")
-    with pytest.raises(SourceUnavailable):
-        list(read_part(nowhere, ORDERS.selection, (None, first["to"])))
+    raises(SourceUnavailable, lambda: list(read_part(nowhere, ORDERS.selection, (None, first["to"]))))
 
 
 @pytest.mark.parametrize("late", [-7, 2, 7])

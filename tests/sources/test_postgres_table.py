@@ -53,8 +53,7 @@ def test_a_lower_key_in_flight_holds_back_higher_ones(shop: Shop, end: str, capl
 
 @pytest.mark.promise("limit:PostgresTable.wait_seconds")
 def test_a_plan_waits_only_for_the_writers_it_found(shop: Shop) -> None:
-    found, later = shop.session(), shop.session()
-    found.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
+    found, later = shop.session("INSERT INTO orders (name) VALUES ('early')"), shop.session()
     shop.sell()
     with ThreadPoolExecutor(1) as thread:
         plan = thread.submit(shop.plan, replace(ORDERS, wait_seconds=SECONDS))
@@ -150,9 +149,8 @@ def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop) -> Non
         shop.execute(f"CREATE SCHEMA {name}; SET search_path = {name}; {CREATE}; {statements}")
         source = by_query(DATED, query.format(name)) if query else replace(DATED, table=f"{name}.orders")
         sources[name] = replace(source, max_rows=5)
-    writer = shop.session()
     shop.execute("SELECT pg_sleep(1.3 - extract(second FROM now()) % 1)")  # a time that is rounded down
-    writer.execute("BEGIN")
+    writer = shop.session("SELECT now()")
     for name in ROUNDED:
         writer.execute(f"SET search_path = {name}; INSERT INTO orders (name) VALUES ('open')")
         shop.execute(f"SET search_path = {name}")
@@ -292,8 +290,7 @@ def prepared(postgres: AnyPostgres) -> Iterator[Shop]:
 @pytest.mark.parametrize("source", [ORDERS, DATED])
 def test_a_prepared_transaction_is_waited_for(prepared: Shop, source: PostgresTable, caplog: pytest.LogCaptureFixture) -> None:
     """After PREPARE TRANSACTION its session is gone, but its rows are not visible yet."""
-    writer = prepared.session("INSERT INTO orders (name) VALUES ('early')")
-    writer.execute("PREPARE TRANSACTION 'late'")
+    prepared.session("INSERT INTO orders (name) VALUES ('early')").execute("PREPARE TRANSACTION 'late'")
     prepared.sell()
     assert prepared.plan(source) is None
     assert "transaction 'late' of tidegate_owner" in caplog.text
@@ -304,11 +301,9 @@ def test_a_prepared_transaction_is_waited_for(prepared: Shop, source: PostgresTa
 @pytest.mark.promise("error:LOCK_HELD")
 @pytest.mark.parametrize("wanted", ["SELECT FROM orders FOR UPDATE", "ALTER TABLE orders ADD more integer"])
 def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared: Shop, wanted: str) -> None:
-    writer, waiting = prepared.session(), prepared.session()
     prepared.sell()
-    writer.execute("BEGIN; UPDATE orders SET name = 'x'")
-    writer.execute("PREPARE TRANSACTION 'it''s late'")
-    waiting.execute("BEGIN; SET LOCAL lock_timeout = '100ms'")
+    prepared.session("UPDATE orders SET name = 'x'").execute("PREPARE TRANSACTION 'it''s late'")
+    waiting = prepared.session("SET LOCAL lock_timeout = '100ms'")
     with pytest.raises(LockNotAvailable) as error:
         waiting.execute(wanted)
     waiting.connection.cursor().execute("ROLLBACK")
