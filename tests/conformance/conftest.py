@@ -17,13 +17,13 @@ import sqlalchemy as sa
 
 from tests import store as ledger
 from tests.batches import Row, Stream, end_of, plan_again, stage, staging_cursor
-from tests.integration.conftest import as_role, owner, waiting
+from tests.integration.conftest import owner, waiting
 from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.aggregates import Aggregate
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import AttemptNotSealed, Unprocessed
 
-__all__ = ["as_role", "owner", "waiting"]  # fixtures
+__all__ = ["owner", "waiting"]  # fixtures
 # A record: its key and its amount, either of which may be missing. A negative amount makes it a bad record.
 Record = tuple[str | None, int | None]
 AGGREGATES: dict[str, Aggregate] = {

@@ -18,23 +18,18 @@ from tests.store import Attempt, Commit, Mode, PipelineSpec, StagedPartition, Tr
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from tidegate.state_store import Settings, StateStore
 
+SALES = {"sold": Count(), "cents": Sum("cents"), "least": Min("cents"), "most": Max("cents")}
 TALLY = Pipeline(
     name="tally",
     source=Files("tally", glob="*.csv", format="csv", schema={"shop": "string", "day": "date", "cents": "int"}),
-    states={
-        "per_shop": State(
-            key={"shop": "text"},
-            aggregates={"sold": Count(), "cents": Sum("cents"), "least": Min("cents"), "most": Max("cents")},
-        ),
-        "per_day": State(key={"day": "date"}, aggregates={"sold": Count()}),
-    },
+    states={"per_shop": State({"shop": "text"}, SALES), "per_day": State({"day": "date"}, {"sold": Count()})},
 )
 ROW = [("a", 1, 1, 1, 1)]  # of per_shop
 PATIENCE_SECONDS = 60
 BIGINT_MAX = 2**63 - 1
 
-Execute = Callable[..., list[tuple]]
 Step = Callable[[], object]
+Rows = Iterable[Row]
 
 
 class Tally:
@@ -49,7 +44,7 @@ class Tally:
         last = after.txid if after else 0
         return self.store.open_batches(self.spec, run_id, [], after, frozen(*range(last + 1, last + 1 + number)))
 
-    def having(self, planned: int, processed: int = 0, committed: int = 0, **rows: Iterable[Row]) -> "Tally":
+    def having(self, planned: int, processed: int = 0, committed: int = 0, **rows: Rows) -> "Tally":
         """Plan batches, process the first of them, all with the same rows, and commit the first of those."""
         self.plan(planned)
         for txid in range(1, processed + 1):
@@ -63,7 +58,7 @@ class Tally:
         assert isinstance(attempt, Attempt)
         return attempt
 
-    def stage(self, attempt: Attempt, state: str, rows: Iterable[Row], *, partition: int = 0) -> StagedPartition:
+    def stage(self, attempt: Attempt, state: str, rows: Rows, *, partition: int = 0) -> StagedPartition:
         return stage(self._staging, attempt, self.spec.state(state), rows, partition)
 
     @cached_property
@@ -78,9 +73,7 @@ class Tally:
         for txid in txids:
             self.store.seal(self.start(txid), [], Tracked(0))
 
-    def process(
-        self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, mode: Mode = "resume", **states: Iterable[Row]
-    ) -> Attempt:
+    def process(self, txid: int, shops: Rows = (), days: Rows = (), *, mode: Mode = "resume", **states: Rows) -> Attempt:
         """Start, stage and seal: rows of both states, or of these."""
         attempt = self.start(txid, mode=mode)
         rows = states or {"per_shop": shops, "per_day": days}
@@ -96,7 +89,7 @@ class Tally:
     def commit_ready(self, **how: Any) -> list[int]:
         return [commit.txid for commit in self.store.commit_ready(self.spec, "test", **how)]
 
-    def complete(self, txid: int, *rows: Iterable[Row]) -> Commit:
+    def complete(self, txid: int, *rows: Rows) -> Commit:
         self.process(txid, *rows)
         return self.commit(txid)
 
@@ -142,10 +135,9 @@ def frozen(*numbers: int) -> list[bytes]:
 
 def contents(settings: Settings) -> dict[str, list[str]]:
     """Return every row of the ledger and of the state tables, for comparison."""
-    schemas = "'tidegate'::regnamespace, 'state'::regnamespace"
-    names = f"SELECT oid::regclass::text FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace IN ({schemas})"
+    ours = "relkind IN ('r', 'p') AND relnamespace::regnamespace::text IN ('tidegate', 'state')"
     with closing(psycopg2.connect(**settings.conninfo(user=settings.pg_owner))) as connection, connection.cursor() as cursor:
-        cursor.execute(names)
+        cursor.execute(f"SELECT oid::regclass::text FROM pg_class WHERE {ours}")
         found: dict[str, list[str]] = {name: [] for (name,) in cursor}
         cursor.execute(" UNION ALL ".join(f"SELECT '{name}', t::text FROM {name} AS t" for name in found))
         for name, row in cursor:
@@ -219,14 +211,9 @@ def owner(settings: Settings) -> Iterator[StateStore]:
 
 
 @pytest.fixture
-def as_role(settings: Settings) -> Execute:
-    return lambda role, statement, parameters=None: execute(settings.conninfo(user=role), statement, parameters)
-
-
-@pytest.fixture
-def waiting(as_role: Execute) -> Callable[[], int]:
+def waiting(settings: Settings) -> Callable[[], int]:
     statement = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    return lambda: as_role("postgres", statement)[0][0]
+    return lambda: execute(settings.conninfo(user="postgres"), statement)[0][0]
 
 
 def merge_steps(tally: Tally, commit: Step, statement_with: str = "INTO state.per_shop") -> list[dict[str, Any]]:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.batches import Row
-from tests.integration.conftest import BIGINT_MAX, ROW, TALLY, Execute, Tally, TallyOf, holding, listening, merge_steps, until
-from tests.store import MAX_BATCHES_TOGETHER, Commit, StateSpec, combine_batches, encode_metadata, errors
+from tests.integration.conftest import BIGINT_MAX, ROW, TALLY, Tally, TallyOf, holding, listening, merge_steps, until
+from tests.statements import execute
+from tests.store import MAX_BATCHES_TOGETHER, StateSpec, combine_batches, encode_metadata, errors
 from tidegate import migrations
 from tidegate.jobs import Avg, Count, Files, Max, Min, Newest, Pipeline, State, Sum, Variance
 from tidegate.state_store import Settings, StateStore
@@ -55,12 +56,13 @@ STATES: dict[str, Any] = {
 
 
 @pytest.fixture
-def share(store: StateStore, as_role: Execute, monkeypatch: pytest.MonkeyPatch) -> Share:
+def share(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> Share:
     """A function that lets so many rows be combined before the upsert, in a table, by the session and so many workers."""
 
     def shared(rows: int, workers: int) -> None:
         monkeypatch.setattr(combine_batches, "SHARED_ROWS", rows)
-        as_role("postgres", f"ALTER DATABASE {store.settings.pg_database} SET max_parallel_workers_per_gather = {workers}")
+        alter = f"ALTER DATABASE {store.settings.pg_database} SET max_parallel_workers_per_gather = {workers}"
+        execute(store.settings.conninfo(user="postgres"), alter)
         store.engine.dispose()  # connections from before the setting
 
     return shared
@@ -83,8 +85,7 @@ def test_batches_together_leave_what_they_leave_one_by_one(tally_of: TallyOf, sh
     together = tally_of(_pipeline("together", **STATES))
     alone = tally_of(_pipeline("alone", **{f"{name}_alone": state for name, state in STATES.items()}))
     alone.plan(4)
-    done: list[Commit] = []
-    expected = []
+    done, expected = [], []
     for txid in together.plan(4):
         partials = {state.name: rows(state) for state in together.spec.states}
         together.process(txid, **partials)
@@ -149,11 +150,8 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(tally_of:
         visits.process(txid, per_visitor=visitors, per_shop=[(f"shop {number}", txid) for number in range(60)])
     share(0, processes - 1)
     merged: list[dict[str, Any]] = []
-
-    def commit() -> None:
-        merged.extend(merge_steps(visits, visits.commit_ready, "staging.per_visitor_1_0 AS"))
-
-    hashed = merge_steps(visits, commit, "staging.per_shop_1_0 AS")
+    merge = partial(merge_steps, visits, visits.commit_ready, "staging.per_visitor_1_0 AS")
+    hashed = merge_steps(visits, lambda: merged.extend(merge()), "staging.per_shop_1_0 AS")
 
     assert {row[1:] for state in ("per_visitor", "per_shop") for row in visits.state(state)} == {(1 + 2 + 3, 3)}
     sorts = [step["Node Type"] for step in merged if step["Node Type"] in ("Merge Append", "Sort")]
@@ -165,17 +163,12 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(tally_of:
     assert hashed[0]["Settings"]["work_mem"] == "256MB"
 
 
-MONEY = _pipeline(
-    "money",
-    totals=State(
-        {"shop": "text"}, {"cents": Sum("cents"), "few": Sum("cents", "integer"), "exact": Sum("cents", "numeric(4,2)")}
-    ),
-    all_totals=State(aggregates={"cents": Sum("cents", "numeric(4,2)")}, kind="non-transactional"),
-)
+SUMS = {"cents": Sum("cents"), "few": Sum("cents", "integer"), "exact": Sum("cents", "numeric(4,2)")}
+ALL_TOTALS = State(aggregates={"cents": SUMS["exact"]}, kind="non-transactional")
+MONEY = _pipeline("money", totals=State({"shop": "text"}, SUMS), all_totals=ALL_TOTALS)
 # The mean and the variance have 8 digits before the point here.
-MEANS = _pipeline(
-    "means", mean_cents=State({"shop": "text"}, {"mean": Avg("cents", digits=30), "spread": Variance("cents", digits=30)})
-)
+EXACT = {"mean": Avg("cents", digits=30), "spread": Variance("cents", digits=30)}
+MEANS = _pipeline("means", mean_cents=State({"shop": "text"}, EXACT))
 
 
 def _money(cents: int = 0, few: int = 0, exact: str = "0") -> dict[str, list[Row]]:
@@ -369,6 +362,4 @@ def test_a_file_that_two_batches_list_counts_once(tally: Tally) -> None:
     tally.commit(1)
     tally.refuses(errors.SourceChanged, says, partial(tally.commit, 2))
     tally.store.halt_batch("tally", 2, says)
-    skipped = tally.store.skip_batch(tally.spec, 2, "an operator", "as the message says")
-    assert skipped is not None
-    assert skipped.skipped_reason
+    assert tally.store.skip_batch(tally.spec, 2, "an operator", "as the message says").skipped_reason

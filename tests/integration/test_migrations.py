@@ -13,7 +13,7 @@ import pytest
 
 from tests import in_process
 from tests.checkout import REPOSITORY
-from tests.integration.conftest import TALLY, Execute, holding, until
+from tests.integration.conftest import TALLY, holding, until
 from tests.servers import Server
 from tests.statements import execute
 from tests.store import ColumnType, ValueColumn, errors, project, schema_revision
@@ -76,7 +76,7 @@ def upgrade() -> None:
 
 @pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS", "decision:0020")
 def test_a_table_in_use_delays_a_migration_by_seconds_only(
-    settings: Settings, home: Path, monkeypatch: pytest.MonkeyPatch, waiting: Callable[[], int], as_role: Execute
+    settings: Settings, home: Path, monkeypatch: pytest.MonkeyPatch, waiting: Callable[[], int]
 ) -> None:
     """A waiting ALTER would delay every later merge: it gives up, changes nothing, and may be tried again."""
     with ThreadPoolExecutor(1) as pool:
@@ -87,7 +87,8 @@ def test_a_table_in_use_delays_a_migration_by_seconds_only(
         assert second.result(30) == ("0001", [])
     assert revision(settings) == "0001"
 
-    as_role("postgres", f"ALTER ROLE tidegate_owner IN DATABASE {settings.pg_database} SET search_path = tidegate, state")
+    alter = f"ALTER ROLE tidegate_owner IN DATABASE {settings.pg_database} SET search_path = tidegate, state"
+    execute(settings.conninfo(user="postgres"), alter)
     again = replace(settings, lock_timeout_seconds=58)  # with connections of its own
     for specs, registered in (([], []), (SPECS, ["tally", "word_count"]), (SPECS, [])):
         assert migrations.upgrade(again, specs) == ("0001", registered)
