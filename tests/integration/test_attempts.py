@@ -1,6 +1,5 @@
 """Batches are opened once, and the newest attempt owns a batch: nothing that older attempts do counts."""
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -63,12 +62,10 @@ def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Sett
     assert tally.store.open_batches(tally.spec, "run", [1, 2], seen_batch(2), []) == [1]
 
 
-def test_a_plan_of_the_former_declaration_opens_nothing_during_a_migration(
-    tally: Tally, settings: Settings, waiting: Callable[[], int]
-) -> None:
+def test_a_plan_of_the_former_declaration_opens_nothing_during_a_migration(tally: Tally, waiting: Callable[[], int]) -> None:
     changed = replace(tally.spec, source_identity="elsewhere", version=2)
     with ThreadPoolExecutor(1) as thread:
-        with migrations.connected(settings) as connection:
+        with migrations.connected(tally.store.settings) as connection:
             ledger.registration.register(connection, changed)
             planning = thread.submit(tally.plan)
             until(lambda: waiting() == 1)
@@ -105,8 +102,7 @@ CORRUPTIONS = [
 @pytest.mark.promise("error:METADATA_CORRUPT")
 def test_altered_metadata_halts_every_step_of_its_batch(tally: Tally) -> None:
     def alter(content: bytes, digest_of: bytes) -> None:
-        altered = [content, hashlib.sha256(digest_of).digest()]
-        tally.sql("UPDATE tidegate.batch SET source_metadata = %s, source_digest = %s", altered)
+        tally.sql("UPDATE tidegate.batch SET source_metadata = %s, source_digest = sha256(%s)", [content, digest_of])
 
     tally.plan(1)
     for content in (b'{"metadata":{},"version":2}', b'{"metadata":{}}'):  # the digest is right; no attempt has read anything
@@ -197,9 +193,7 @@ def test_a_retry_keeps_what_was_sealed_and_begins_again_after_all_else(tally: Ta
 
 @pytest.mark.promise("I16", "error:DECLARATION_CHANGED", "fault:declaration-changed-in-between:processing")
 @pytest.mark.promise("fault:declaration-changed-in-between:commit")
-def test_after_a_deploy_neither_old_code_nor_old_partials_count(
-    tally: Tally, settings: Settings, register: Callable[..., None]
-) -> None:
+def test_after_a_deploy_neither_old_code_nor_old_partials_count(tally: Tally, settings: Settings, register: Callable) -> None:
     tally.having(2, 1)
     deployed = Tally(tally.store, replace(tally.spec, version=2))
     register(replace(TALLY, version=2))
@@ -273,8 +267,7 @@ def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(tal
 
 
 def test_staging_of_a_state_that_is_not_declared_any_more_is_dropped(tally: Tally, register: Callable[..., None]) -> None:
-    tally.plan()
-    tally.process(1, ROW)
+    tally.having(1, 1)
     fewer = replace(TALLY, states={"per_shop": TALLY.states["per_shop"]})
     mine = Pipeline("mine", TALLY.source, states={"my_days": TALLY.states["per_day"]})
     register(fewer, mine)

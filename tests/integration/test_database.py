@@ -92,13 +92,9 @@ def test_a_database_that_cannot_be_used_says_why(tally: Tally, settings: Setting
     refuses(errors.AccessRefused, "password", pg_passfile=Path("/nonexistent"))
 
     # A file's name or a reason with a character that the database lacks would halt a pipeline, later.
-    how = "ENCODING 'LATIN1' LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
-    server.execute(f"CREATE DATABASE in_latin1 OWNER tidegate_owner {how}")
-    try:
-        with pytest.raises(errors.PermanentError, match=r"keeps texts in LATIN1.*ENCODING 'UTF8'"):
-            migrations.upgrade(replace(settings, pg_database="in_latin1"), [])
-    finally:
-        server.drop_database("in_latin1")
+    how, says = "template0 ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C'", r"keeps texts in LATIN1.*ENCODING 'UTF8'"
+    with server.database(how) as name, pytest.raises(errors.PermanentError, match=says):
+        migrations.upgrade(replace(settings, pg_database=name), [])
 
 
 SETTINGS = {

@@ -81,18 +81,17 @@ def test_a_batch_that_is_being_skipped_cannot_be_tried_again(poisoned: Tally, me
 
 
 def test_a_batch_that_commits_or_is_given_up_meanwhile_is_not_halted(poisoned: Tally, meanwhile: MeanwhileDecide) -> None:
-    tally = poisoned
-    tally.process(1)
-    tally.fail(2)
+    poisoned.process(1)
+    poisoned.fail(2)
     decisions: dict[int, Step] = {
-        1: lambda other: other.commit_batch(tally.spec, 1, "test"),
+        1: lambda other: other.commit_batch(poisoned.spec, 1, "test"),
         2: lambda other: other.give_up("tally", 2, "the pipeline's policy", "it failed"),
     }
     for txid, step in decisions.items():
-        meanwhile(step, lambda txid=txid: tally.store.halt_batch("tally", txid, "its task was killed"))
-    found = tally.sql("SELECT halted_reason, skip_reason FROM tidegate.batch ORDER BY txid")
+        meanwhile(step, lambda txid=txid: poisoned.store.halt_batch("tally", txid, "its task was killed"))
+    found = poisoned.sql("SELECT halted_reason, skip_reason FROM tidegate.batch ORDER BY txid")
     assert found == [(None, None), (None, "it failed")]
-    assert tally.store.turn("tally", 1).halted is None
+    assert poisoned.store.turn("tally", 1).halted is None
 
 
 def test_a_redo_is_refused_if_a_pipeline_follows_meanwhile(tally_of: TallyOf, owner: StateStore, register: Callable) -> None:
@@ -137,10 +136,7 @@ def test_a_retry_leaves_to_a_rebuild_what_its_pipeline_has_skipped(poisoned: Tal
 
 PARSED = '{"shop":"a","day":"2013-01-01","cents":-5,"ratio":"NaN","open":null,"tags":["x"],"more":{"y":1}}'
 RAW, COLUMNS = 1, 2
-QUARANTINE = (
-    "INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, payload, is_raw) "
-    "SELECT 'tally', 1, number, 'no int', %s, %s FROM generate_series(%s, %s) AS number"
-)
+QUARANTINE = "INSERT INTO tidegate.quarantine SELECT 'tally', 1, n, 'no int', NULL, %s, %s FROM generate_series(%s, %s) AS n"
 
 
 @pytest.fixture

@@ -230,9 +230,7 @@ def test_a_copy_into_staging_waits_for_its_rows_but_not_for_a_process_that_is_st
 
 
 @pytest.mark.promise("limit:LONGEST_SOURCE_ANSWER_SECONDS", "limit:LONGEST_STATEMENT_SECONDS")
-def test_no_read_and_no_migration_waits_for_a_process_that_is_stopped(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_read_or_migration_waits_for_a_process_that_is_stopped(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks, at their end, from a source. A statement that writes all rows of a table may take long, but not for ever."""
     for is_closed in (False, True):
         with closing(connect(settings.conninfo())) as connection, ThreadPoolExecutor(1) as pool:
@@ -248,16 +246,10 @@ def test_no_read_and_no_migration_waits_for_a_process_that_is_stopped(
     monkeypatch.setattr("tidegate.jobs.sources.postgres.source_connection.LONGEST_SOURCE_ANSWER_SECONDS", 1)
     monkeypatch.setattr("tidegate.state_store.connections.local_settings.MARGIN_SECONDS", 1)
     monkeypatch.setattr("tidegate.migrations.LONGEST_STATEMENT_SECONDS", 1)
-    query, refused = TableQuery("t", ("public", "t"), "", ("id",), {}), r"session .* has not answered for {} s"
-    with (
-        pytest.raises(errors.SourceUnavailable, match=refused.format(1)),
-        connected(settings.conninfo(), query) as source,
-        stopped(source.info.backend_pid),
-    ):
+    query, says = TableQuery("t", ("public", "t"), "", ("id",), {}), r"session .* has not answered for {} s"
+    refused = pytest.raises(errors.SourceUnavailable, match=says.format(1))
+    with refused, connected(settings.conninfo(), query) as source, stopped(source.info.backend_pid):
         source.cursor().execute("SELECT 1")
-    with (
-        pytest.raises(errors.StoreUnavailable, match=refused.format(2)),
-        migrations.connected(settings) as connection,
-        stopped(connection.connection.driver_connection.info.backend_pid),
-    ):
-        connection.exec_driver_sql("SELECT 1")
+    refused = pytest.raises(errors.StoreUnavailable, match=says.format(2))
+    with refused, migrations.connected(settings) as session, stopped(session.connection.driver_connection.info.backend_pid):
+        session.exec_driver_sql("SELECT 1")

@@ -13,19 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.chaos.wire import Wire
-from tests.integration.conftest import (
-    BIGINT_MAX,
-    PATIENCE_SECONDS,
-    ROW,
-    TALLY,
-    Tally,
-    contents,
-    holding,
-    merge_steps,
-    stopped,
-    until,
-)
-from tests.store import Commit, Tracked, errors
+from tests.integration.conftest import BIGINT_MAX, ROW, TALLY, Tally, contents, holding, merge_steps, stopped, until
+from tests.store import Commit, Tracked, errors, schema_revision
 from tidegate.explain import why
 from tidegate.state_store import Settings, StateStore
 
@@ -64,11 +53,10 @@ def test_a_ledger_that_is_not_that_of_the_code_commits_nothing(tally: Tally) -> 
     tally.store.seal(attempt, [tally.stage(attempt, "per_shop", ROW, partition=number) for number in (0, 1)], Tracked(2))
     tally.refuses(errors.PermanentError, "cannot affect row a second time", commit)  # a key that was not grouped
     tally.process(1, ROW, mode="restage")
-    ((version,),) = tally.sql("SELECT version_num FROM tidegate.alembic_version")
     tally.sql("UPDATE tidegate.alembic_version SET version_num = '0123456789ab'")
     says = r"made by another revision .*schema\.sql 0123456789ab.*restart the stack"
     tally.refuses(errors.SchemaOutOfDate, says, commit, tally.commit_ready)
-    tally.sql("UPDATE tidegate.alembic_version SET version_num = %s", [version])
+    tally.sql("UPDATE tidegate.alembic_version SET version_num = %s", [schema_revision.DIGEST])
     tally.sql("DELETE FROM tidegate.state_table WHERE state = 'per_day'")  # which the commit would not touch
     tally.refuses(errors.DeclarationChanged, "tally does not own the states it declares", commit)
 
@@ -177,13 +165,11 @@ def test_a_state_or_a_cursor_that_disagrees_with_the_commits_halts(tally: Tally)
         says = r"tally 3:1: 1 of 3 rows of state\.per_shop carry a txid of at least 3 already"
         tally.refuses(errors.GuardMismatch, says, partial(tally.commit, 3))
     tally.sql(write.format(2))
+    lose = "DELETE FROM tidegate.commit WHERE txid = 2"
     for cursor, commits in (
         ("txid = 1", {2: "1, but the ledger committed 2", 3: "1, but the ledger committed 2"}),
         ("txid = 0", {1: "0, but the ledger committed 2"}),
-        (
-            "txid = 2; DELETE FROM tidegate.commit WHERE txid = 2",
-            {2: "2, but txid 2 has no commit record", 3: "2, but the ledger committed 1"},
-        ),
+        (f"txid = 2; {lose}", {2: "2, but txid 2 has no commit record", 3: "2, but the ledger committed 1"}),
     ):
         tally.sql(f"UPDATE tidegate.cursor SET {cursor}")
         for txid, says in commits.items():
@@ -240,13 +226,13 @@ def test_the_outcome_of_a_commit_whose_answer_is_lost_is_waited_for(
             assert ready.sql("SELECT pg_terminate_backend(%s, 5000)", [pid], role="postgres") == [(True,)]
         holder.rollback()
         if lands:
-            found = commit.result(PATIENCE_SECONDS)
+            found = commit.result(60)
             assert (found.txid, found.attempt, found.key_count, found.already_committed) == (2, 1, 1, True)
             assert store.commit_batch(ready.spec, 2, "second") == found
             assert "The cursor says that it committed." in caplog.text
         else:
             with pytest.raises(errors.StoreUnavailable):
-                commit.result(PATIENCE_SECONDS)
+                commit.result(60)
             assert store.commit_batch(ready.spec, 2, "second").already_committed is False
     assert ready.state() == AFTER_BOTH
     assert ready.sql("SELECT owner FROM tidegate.commit WHERE txid = 2") == [("first" if lands else "second",)]
@@ -293,13 +279,8 @@ def test_a_limit_on_whole_transactions_does_not_stop_a_commit(ready: Tally, sett
     if ready.sql("SELECT current_setting('server_version_num')::int < 170000") == [(True,)]:
         pytest.skip("this server has no transaction_timeout")
     ready.sql(f"ALTER DATABASE {settings.pg_database} SET transaction_timeout = '500ms'", role="postgres")
-
-    def take_long(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        if "INTO state.per_shop" in statement:
-            time.sleep(1)
-
     with StateStore.connect(replace(settings, lock_timeout_seconds=59)) as store:
-        sa.event.listen(store.engine, "before_cursor_execute", take_long)
+        sa.event.listen(store.engine, "commit", lambda _: time.sleep(1))
         assert store.commit_batch(ready.spec, 2, "test").already_committed is False
 
 

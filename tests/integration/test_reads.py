@@ -17,17 +17,6 @@ from tidegate.jobs import Count, Files, Pipeline, Query, State
 from tidegate.state_store import Settings, StateStore
 
 SHOPS = ["north", "south", "São Paulo", "", "NULL"]
-WRONG_KEYS = [
-    ([], "is keyed by day: give 1 values, not 0"),
-    (["2026-01-01", "b"], "give 1 values, not 2"),
-    (["no date"], "has no such key"),
-    (["a\0"], "has no such key"),
-]
-WRONG_RANGES = [
-    (["2026-01-01", "x"], "is keyed by 1 columns, and 2 values are given"),
-    (["no date"], "has no such key"),
-    ([None], "State per_day has no range from or to NULL"),
-]
 
 
 @pytest.mark.promise("limit:MOST_KEYS", "error:USAGE_ERROR", "security:user-of-airflow-on-operator-page")
@@ -49,10 +38,15 @@ def test_rows_are_read_by_key_and_in_ranges(tally: Tally, settings: Settings) ->
         assert [row["shop"] for row in shops.range(["N"], limit=9).rows if row] == ["NULL", "São Paulo", "north", "south"]
         with shops.scan() as (txid, scanned):
             assert (txid, [row["shop"] for row in scanned]) == (2, sorted(SHOPS, key=str.encode))
-        most = state_rows.MOST_KEYS
+        most, first_day_from = state_rows.MOST_KEYS, partial(days.range, limit=1)
         for read, given, message in (
-            *((days.get_many, [key], message) for key, message in WRONG_KEYS),
-            *((partial(days.range, limit=1), key, message) for key, message in WRONG_RANGES),
+            (days.get_many, [[]], "is keyed by day: give 1 values, not 0"),
+            (days.get_many, [["2026-01-01", "b"]], "give 1 values, not 2"),
+            (days.get_many, [["no date"]], "has no such key"),
+            (days.get_many, [["a\0"]], "has no such key"),
+            (first_day_from, ["2026-01-01", "x"], "is keyed by 1 columns, and 2 values are given"),
+            (first_day_from, ["no date"], "has no such key"),
+            (first_day_from, [None], "State per_day has no range from or to NULL"),
             (shops.get_many, [["north"]] * (most + 1), f"{most + 1} keys are requested; at most {most} "),
             (StateReader(ledger, "tally", "nothing").get_many, [], "has no state nothing"),
         ):
@@ -74,12 +68,8 @@ def test_times_are_in_utc_whatever_zone_the_session_has(settings: Settings, tall
     clock.having(1, 1, 1, clock=[(at.isoformat(), 7)])
     (state,), row = clock.spec.states, {"at": at, "n": 7, "txid": 1}
     assert get(settings, state, [[text]]) == [row]
-    asked = Query(
-        "asked",
-        lambda states, at: sa.select(states["clock.clock"].c.at).where(states["clock.clock"].c.at == at),
-        reads=["clock.clock"],
-        arguments={"at": "timestamptz"},
-    )
+    how = {"reads": ["clock.clock"], "arguments": {"at": "timestamptz"}}
+    asked = query(lambda states, at: sa.select(states["clock.clock"].c.at).where(states["clock.clock"].c.at == at), **how)
     with LedgerReader(settings) as ledger:
         reader = StateReader(ledger, "clock", "clock")
         for key in (text, at, at.replace(tzinfo=None)):
@@ -173,11 +163,7 @@ WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda _: "SELECT 1", INVALID, "returns str; it has to return a SELECT"),
     (lambda _: sys.exit(), INVALID, "failed: SystemExit"),
     (lambda _: sa.select(LEDGER.c.txid), INVALID, "reads tidegate.commit, which its `reads` do not"),
-    (
-        lambda shops: sa.select(shops).where(sa.exists(sa.select(LEDGER.alias("x").c.txid))),
-        INVALID,
-        "reads tidegate.commit, which",
-    ),
+    (lambda shops: sa.select(shops).where(sa.exists(LEDGER.alias("x").select())), INVALID, "reads tidegate.commit, which"),
     (lambda shops: sa.select(shops.c.sold, shops.c.least.label("sold")), INVALID, "two columns sold"),
     (lambda shops: sa.select(1 / (shops.c.sold * 0)), USAGE, "division by zero"),
     (lambda _: sa.select(sa.func.pg_sleep(60)), SLOW, "took longer than 1 s"),

@@ -79,13 +79,11 @@ def test_a_state_has_one_writer(tally: Tally, settings: Settings) -> None:
     other = replace(SPEC, name="other", states=(replace(DAYS, name="per_month"),))
     for spec in (outbox, outbox, other):
         register_spec(settings, spec)
+    keyed = replace(SPEC, name="two", states=(replace(SHOPS, name="outbox"),))
     for spec, says in (
         (replace(SPEC, name="two"), r"State per_shop of pipeline two belongs to pipeline tally.*Rename one"),
         (replace(outbox, name="two"), r"State outbox of pipeline two belongs to pipeline one.*Rename one"),
-        (
-            replace(SPEC, name="two", states=(replace(SHOPS, name="outbox"),)),
-            r"State outbox of pipeline two belongs to pipeline one.*Rename one",
-        ),
+        (keyed, r"State outbox of pipeline two belongs to pipeline one.*Rename one"),
         (replace(SPEC, states=other.states), "per_month of pipeline tally belongs to pipeline other"),
     ):
         tally.refuses(errors.DeclarationChanged, says, partial(register_spec, settings, spec))

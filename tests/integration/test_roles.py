@@ -135,11 +135,8 @@ def test_only_the_commit_writes_a_state_table(tally: Tally, settings: Settings) 
     for role, statements in {"tidegate": WRITES, "tidegate_owner": [*WRITES, *DELETES], "postgres": DELETES}.items():
         tried = map("".join, product(prefixes, statements))
         busy.refuses(errors.InsufficientPrivilege, says, *(partial(busy.sql, statement, role=role) for statement in tried))
-    with (
-        closing(psycopg2.connect(**settings.conninfo())) as connection,
-        connection.cursor() as cursor,
-        pytest.raises(errors.InsufficientPrivilege, match=says),
-    ):
+    refused = pytest.raises(errors.InsufficientPrivilege, match=says)
+    with closing(psycopg2.connect(**settings.conninfo())) as connection, connection.cursor() as cursor, refused:
         cursor.copy_expert("COPY state.per_shop FROM STDIN", io.StringIO("z\t1\t1\t1\t1\t1\n"))
 
     busy.plan(run_id="next")

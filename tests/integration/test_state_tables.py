@@ -73,14 +73,13 @@ def test_another_column_of_the_name_is_not_added_to(counted: Tally, changes: lis
 
 
 OTHER = "CREATE OR REPLACE FUNCTION public.other() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN {} RETURN NEW; END'"
+CALLS_OTHER = "FOR EACH ROW EXECUTE FUNCTION public.other()"
 CHANGES = OTHER.format("NEW.cents := NEW.cents + 1;")
 DROP_OTHER = "DROP FUNCTION public.other CASCADE"
 EXCHANGE = "ALTER {} RENAME cents TO other; ALTER {} RENAME sold TO cents; ALTER {} RENAME other TO sold"
 NEW_KEY = "ALTER {} DROP CONSTRAINT pk_per_shop; ALTER {} ADD CONSTRAINT pk_per_shop PRIMARY KEY (shop)"
 TYPE = "ALTER {} ALTER cents TYPE numeric(5, 0)"
-TRIGGER = (
-    f"{CHANGES}; CREATE TRIGGER other BEFORE INSERT OR UPDATE ON state.per_shop FOR EACH ROW EXECUTE FUNCTION public.other()"
-)
+TRIGGER = f"{CHANGES}; CREATE TRIGGER other BEFORE INSERT OR UPDATE ON state.per_shop {CALLS_OTHER}"
 NO_GUARD = "trigger single_writer of table state.per_shop is disabled or gone"
 # What makes a table another one, what the error says, and what brings the declared one back: by default, what the error says.
 DIFFERENCES = [
@@ -104,7 +103,7 @@ DIFFERENCES = [
     (f"{NEW_KEY} DEFERRABLE", r"key \(shop\) is unique, deferrable, not unique", NEW_KEY),
     (
         f"{CHANGES}; DROP TRIGGER single_writer ON state.per_shop; "
-        "CREATE TRIGGER single_writer BEFORE INSERT ON state.per_shop FOR EACH ROW EXECUTE FUNCTION public.other()",
+        f"CREATE TRIGGER single_writer BEFORE INSERT ON state.per_shop {CALLS_OTHER}",
         NO_GUARD,
         "; ".join([DROP_OTHER, *GUARD]),
     ),
@@ -254,8 +253,7 @@ IN_THE_WAY = {
 def test_nothing_goes_on_while_rows_of_the_ledger_are_not_found_or_kept(counted: Tally) -> None:
     """What a team's trigger does after a row, such as sending a notice of a commit, changes none."""
     counted.sql(OTHER.format("RAISE ''not today'';"), role="postgres")
-    tells = "CREATE TRIGGER tells AFTER INSERT ON tidegate.commit FOR EACH ROW EXECUTE FUNCTION public.other()"
-    counted.sql(tells, role="postgres")
+    counted.sql(f"CREATE TRIGGER tells AFTER INSERT ON tidegate.commit {CALLS_OTHER}", role="postgres")
     says = r"committing tally 3: not today \(SQLSTATE P0001 in function other\(\)\)"
     counted.refuses(errors.PermanentError, says, partial(counted.commit, 3))
     counted.sql(OTHER.format("NOTIFY commits;"), role="postgres")

@@ -124,6 +124,6 @@ MUTANTS = (
     ),
     ANSWER_DEADLINES("a-read-in-blocks-waits-for-a-stopped-server-for-ever", "I20", "DeadlineCursor.fetchmany")(
         "[-_Wait(self.connection).for_answer(super().fetchmany, *args)-]{+super().fetchmany(*args)+}",
-        "test_no_read_and_no_migration_waits_for_a_process_that_is_stopped",
+        "test_no_read_or_migration_waits_for_a_process_that_is_stopped",
     ),
 )
