@@ -1,7 +1,7 @@
 """A walk over every world that the core of the model can reach in a small scope; so the law itself is checked.
 
 Two actors, who may be anywhere in their work when the other one goes on; two or three batches; faults: staging that is lost,
-heartbeats that are, and actors that die. Worlds that differ only in attempts of which nobody knows any more are one.
+heartbeats that are, and actors that die. Worlds that differ only in attempts of which no actor knows any more are one.
 """
 
 from collections import deque
@@ -174,7 +174,7 @@ def faults(place: Place) -> Iterator[Move]:
 
 
 def canonical(place: Place) -> Place:
-    """Return the same place without the attempts that nobody knows any more, and without what can no longer matter.
+    """Return the same place without the attempts that no actor knows any more, and without what can no longer matter.
 
     Numbers of attempts are compared for equality alone, so that the remaining ones are counted from 1 changes nothing. Actors
     are alike, so their order does not matter.

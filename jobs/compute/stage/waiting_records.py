@@ -17,6 +17,7 @@ from tidegate.jobs.sources.column_types import parse_type
 from tidegate.jobs.sources.files.formats.records.json_records import JsonParser
 from tidegate.jobs.sources.files.formats.text_files.text_tasks import PayloadsReader, mended_payload, schema_of
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns
+from tidegate.jobs.spark.numbered_tasks import NumberedTasks
 from tidegate.jobs.spark.task_connections import on_executor
 from tidegate.state_store.base.errors import SourceChanged, skip_command
 from tidegate.state_store.connections.executor_connections import connect
@@ -120,13 +121,8 @@ def check_all_read(attempt: "Attempt", planned: int, count: int) -> None:
 
 
 @dataclass(frozen=True)
-class WaitingReader:
-    """Reads one Spark task's share of the raw records, or of those kept by their columns, for `DataFrame.mapInArrow`.
-
-    Of a source of several inputs, those of the input `of`.
-
-    It is a class, which Spark pickles by name; for an inner function, it would look through all imported modules.
-    """
+class WaitingReader(NumberedTasks):
+    """Reads shares of the raw records, or of those kept by their columns; of several inputs, those of the input `of`."""
 
     conninfo: dict[str, Any]
     pipeline: str
@@ -135,15 +131,13 @@ class WaitingReader:
     are_raw: bool = False
     of: str = ""
 
-    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_task(self, number: int) -> Iterator[pa.RecordBatch]:
         """Read one share."""
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                with closing(connect(on_executor(self.conninfo))) as connection, connection.cursor("waiting") as cursor:
-                    cursor.itersize = ROWS_AT_ONCE
-                    place = [self.pipeline, self.txid, self.tasks, number]
-                    cursor.execute(_WAITING_OF, [*place, self.are_raw, self.of, INPUT_END, self.of])
-                    yield from self._blocks(cursor)
+        with closing(connect(on_executor(self.conninfo))) as connection, connection.cursor("waiting") as cursor:
+            cursor.itersize = ROWS_AT_ONCE
+            place = [self.pipeline, self.txid, self.tasks, number]
+            cursor.execute(_WAITING_OF, [*place, self.are_raw, self.of, INPUT_END, self.of])
+            yield from self._blocks(cursor)
 
     def _blocks(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
         block: list[tuple[str | None, str]] = []

@@ -20,8 +20,8 @@ from tidegate.jobs.sources.postgres.source import PostgresTable
 from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, transaction
 from tidegate.jobs.sources.postgres.table_origin import check_same_origin, read_origin
 from tidegate.jobs.sources.postgres.table_query import Position, TableQuery, rows_now
+from tidegate.jobs.spark.numbered_tasks import NumberedTasks
 from tidegate.jobs.spark.task_connections import conninfo_of_tasks, on_executor
-from tidegate.jobs.spark.task_errors import MARK, reporting
 from tidegate.state_store.base.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
@@ -98,23 +98,16 @@ def parts_of(metadata: SourceMetadata) -> list[KeyRange]:
 
 
 @dataclass(frozen=True)
-class PartsReader:
-    """Reads parts in Spark's tasks, by their numbers, for `DataFrame.mapInArrow`.
-
-    It is a class, which Spark pickles by name; for an inner function, it would look through all imported modules.
-    """
+class PartsReader(NumberedTasks):
+    """Reads the parts of a range."""
 
     conninfo: dict[str, Any]
     query: TableQuery
     parts: list[KeyRange]
-    mark: str = MARK
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the parts of one task."""
-        with reporting(self.mark):
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    yield from read_part(on_executor(self.conninfo), self.query, self.parts[number])
+    def read_task(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Read one part."""
+        yield from read_part(on_executor(self.conninfo), self.query, self.parts[number])
 
 
 def read_part(conninfo: dict[str, Any], query: TableQuery, part: KeyRange) -> Iterator[pa.RecordBatch]:

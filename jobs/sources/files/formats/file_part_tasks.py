@@ -3,16 +3,16 @@
 Flagged rows have three more columns, HIDDEN: origin, refusal and payload. Otherwise the first bad record ends the query.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.jobs.sources import HIDDEN
-from tidegate.jobs.spark.task_errors import MARK, reporting
+from tidegate.jobs.spark.numbered_tasks import NumberedTasks
 from tidegate.state_store.base.errors import MalformedRecord, storable
 
 SHOWN_RECORD_CHARACTERS = 200
@@ -24,21 +24,10 @@ MISFIT = (
 
 
 @dataclass(frozen=True)
-class TaskReader(ABC):
-    """Reads the parts of a batch's files, divided among tasks.
-
-    Spark's tasks call a reader with their numbers, through `DataFrame.mapInArrow`. It is a class, which Spark pickles by name.
-    """
+class TaskReader(NumberedTasks):
+    """Reads the parts of a batch's files, divided among tasks."""
 
     tasks: Sequence[Sequence[Any]]
-    mark: str = field(default=MARK, kw_only=True)
-
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the parts of some tasks; errors of ours are raised as `task_errors.reporting` does."""
-        with reporting(self.mark):
-            for batch in numbers:
-                for number in batch.column(0).to_pylist():
-                    yield from self.read_task(number)
 
     def read_task(self, number: int) -> Iterator[pa.RecordBatch]:
         """Read the parts of one task."""
