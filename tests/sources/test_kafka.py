@@ -89,8 +89,12 @@ class OrdersTopic:
         self.admin.delete_records([end])[end].result(SECONDS)
 
     def transaction(self, count: int, *, commit: bool) -> None:
-        producer = self.open_transaction(count)
+        self.end(self.open_transaction(count), commit=commit)
+
+    def end(self, producer: Producer, *, commit: bool) -> None:
+        """End a transaction and wait for its mark in the topic: brokers answer before they write it."""
         producer.commit_transaction(SECONDS) if commit else producer.abort_transaction(SECONDS)
+        assert wait_until(lambda: self.source().held_back(self.settings) is None, SECONDS)
 
     def open_transaction(self, count: int) -> Producer:
         """Write records in a transaction that stays open until the caller ends it."""
@@ -343,7 +347,6 @@ def test_only_committed_records_of_transactions_are_read(topic: OrdersTopic) -> 
     topic.produce(2)
     topic.transaction(3, commit=False)
     topic.transaction(4, commit=True)
-    assert source.held_back(topic.settings) is None
     producer = topic.open_transaction(1)
     topic.produce(2)
     first = topic.plan(source)
@@ -354,8 +357,7 @@ def test_only_committed_records_of_transactions_are_read(topic: OrdersTopic) -> 
     held = source.held_back(topic.settings) or ""
     assert "partition 0 from offset 11 on" in held
     assert "partition 1" not in held
-    producer.commit_transaction(SECONDS)
-    assert source.held_back(topic.settings) is None
+    topic.end(producer, commit=True)
     assert [value for _, _, value in topic.read(source, topic.plan(source, first))] == ["in a transaction", *values[2:]]
 
 
