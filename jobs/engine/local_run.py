@@ -77,9 +77,9 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
 
     def process(txid: int) -> None:
         try:
-            while with_retries(settings, pipeline, lambda: process_once(txid)).must_wait:
-                while not with_servers(settings, lambda: store.turn(pipeline.name, txid).begins):
-                    with_servers(settings, lambda: store.check_not_paused(pipeline.name))
+            while with_retries(settings, pipeline, lambda: process_once(txid), stopped).must_wait:
+                while not with_servers(settings, lambda: store.turn(pipeline.name, txid).begins, stopped):
+                    with_servers(settings, lambda: store.check_not_paused(pipeline.name), stopped)
                     if stopped.wait(WINDOW_POLL_SECONDS):
                         return
         except AttemptFenced as fenced:

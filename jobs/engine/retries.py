@@ -1,6 +1,7 @@
 """Retries of a failed step of a batch while its error may pass, and waits for a server that is away."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -22,15 +23,19 @@ LONGEST_PAUSE_SECONDS = 5.0
 Result = TypeVar("Result")
 
 
-def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Result]) -> Result:
+def with_retries(
+    settings: Settings, pipeline: Pipeline, step: Callable[[], Result], stopped: threading.Event | None = None
+) -> Result:
     """Try a step of a batch, which must be safe to repeat, as often as the pipeline says; wait for servers that are away.
+
+    Once `stopped` is set, nothing is tried again, and no pause goes on.
 
     Raises: the step's error if another try cannot help, or none is left; what `with_servers` raises.
     """
-    failures = 0
+    failures, stopped = 0, stopped or threading.Event()
     while True:
         try:
-            return with_servers(settings, step)
+            return with_servers(settings, step, stopped)
         except (StoreUnavailable, SparkUnavailable):
             raise  # after SERVER_PATIENCE_SECONDS
         except Exception as error:
@@ -40,10 +45,11 @@ def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Resu
             if pause is None or goes_on:
                 raise
             logger.warning("%s Next try in %d s.", error, pause)
-            time.sleep(pause)
+            if stopped.wait(pause):
+                raise
 
 
-def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
+def with_servers(settings: Settings, step: Callable[[], Result], stopped: threading.Event | None = None) -> Result:
     """Repeat a step that failed because Postgres or Spark is away, as soon as the server answers again.
 
     The server is polled twice a second. Pauses grow only while it answers and the step fails nevertheless.
@@ -51,7 +57,7 @@ def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
     Raises: the step's other errors; StoreUnavailable or SparkUnavailable SERVER_PATIENCE_SECONDS after the first failure.
     """
     ends_at: float | None = None
-    pause = POLL_SECONDS
+    pause, stopped = POLL_SECONDS, stopped or threading.Event()
     while True:
         try:
             return step()
@@ -61,10 +67,12 @@ def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
             if now >= ends_at:
                 raise
             logger.warning("%s Waiting for it, %d s at most.", error, ends_at - now)
-            time.sleep(pause)
+            if stopped.wait(pause):
+                raise
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             while time.monotonic() < ends_at and not _answers(settings, error):
-                time.sleep(POLL_SECONDS)
+                if stopped.wait(POLL_SECONDS):
+                    raise
 
 
 def _answers(settings: Settings, error: StoreUnavailable | SparkUnavailable) -> bool:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from tidegate.jobs.compute.stage import stage_partials
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import AttemptTimedOut, PipelinePaused, RowsLost
+from tidegate.state_store.base.errors import AttemptTimedOut, DeclarationInvalid, PipelinePaused, RowsLost
 
 SCHEMA = {"name": "string", "amount": "int"}
 CSV = Files("inbox", format="csv", schema=SCHEMA, glob="*.csv")
@@ -152,6 +153,24 @@ def test_a_batch_that_keeps_failing_is_given_up_after_its_tries(tables: Tables) 
     assert [attempt["error"].partition(":")[0] for attempt in history.attempts] == ["MALFORMED_RECORD"] * 3
     assert "it failed in try 3 of 3, with MALFORMED_RECORD" in history.commit["skipped_reason"]  # type: ignore[index]
     assert history.status.phase == "skipped"
+
+
+def test_an_error_that_ends_a_run_is_not_kept_back_by_pauses_of_later_batches(tables: Tables) -> None:
+    tables.write("1.csv", "name,amount\na,1\n")
+    tables.write("2.csv", "name,amount\nb,2\n")
+    has_failed = threading.Event()
+
+    def transform(rows: Any) -> Any:
+        if rows.first()["name"] == "b":
+            has_failed.set()
+            raise OSError("away")
+        assert has_failed.wait(60)
+        raise ValueError("wrong")
+
+    pipeline = tables.declare(CSV, transform=transform, tries=2, retry_delay_seconds=120)
+    with pytest.raises(DeclarationInvalid, match="wrong"):
+        run_pipeline(tables.settings, pipeline, run_id="run")
+    assert len(steps.history(tables.settings, 2).attempts) == 1
 
 
 SUMS = "of 4 rows 4 arrived .*the sums of their hashes differ by 0x[1-9a-f]"
