@@ -98,6 +98,11 @@ WRONG: list[tuple[Aggregate, Any, str]] = [
     (wrong(lambda kept, new: kept + new, zero=5), BrokenPromise, "no rows change nothing: value is"),
     (Product("n", "numeric(6,0)"), Overflow, "range|cannot be represented"),
     (wrong(lambda kept, new: kept.nothing + new), DeclarationInvalid, "The combiner of value .* failed"),
+    (
+        type("Drawing", (CappedSum,), {"partial": lambda *_: F.count(F.rand())})("n"),
+        DeclarationInvalid,
+        "of state .* uses rand",
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from pyspark.sql import types as T
 from tidegate.jobs.aggregates import Part
 from tidegate.jobs.compute.partials import array_values, declared_columns, window_pieces
 from tidegate.jobs.compute.stage.row_tracking import HASH, ID, ROWS, hash_sum
+from tidegate.jobs.compute.transform.transform_purity import check_combiners
 from tidegate.jobs.states import AnyState
 from tidegate.state_store.declarations.column_spec import POSITION, ColumnType
 from tidegate.state_store.declarations.pipeline_spec import StateSpec
@@ -31,7 +32,8 @@ def aggregate(
     `schema` is the rows' own: asking the DataFrame for it costs a round trip each time. With `follow`, each partial also has
     the number of rows that it was made of, and the sum of their hashes ("rows") or a hash of its own ("partials").
 
-    Raises: DeclarationInvalid if a column is missing, or its type does not fit the declared one without loss.
+    Raises: DeclarationInvalid if a column is missing, its type does not fit the declared one without loss, or a combiner is
+    impure.
     """
     counted = bool(follow) and counter_of(state) == ROWS
     anchors = {ROWS: F.count(F.lit(1)), HASH: hash_sum(ID)}
@@ -43,6 +45,8 @@ def aggregate(
         partials = rows.select(F.monotonically_increasing_id().alias(POSITION), *values)
     else:
         partials = rows.groupBy(*_keys(schema, spec)).agg(*values)
+        if any(part.combiner for part in state.parts):
+            check_combiners(spec.name, rows, partials, schema.names)
     types = {column.name: declared_columns.spark_type(column.type) for column in spec.columns}
     if counted:
         types[ROWS] = T.LongType()

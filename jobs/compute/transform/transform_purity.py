@@ -44,17 +44,30 @@ def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collecti
     if any(found.beside for found in operations):
         times = {field.name.lower() for frame in rows for field in frame.schema if isinstance(field.dataType, _TIMES)}
         operations = {found for found in operations if not found.beside or found.beside in times}
-    if refused := sorted(found.name for found in operations if found.is_certain):
-        raise DeclarationInvalid(
-            f"The transform uses {', '.join(refused)}: what that gives depends on when and for whom it runs, or how Spark "
-            "shares rows among tasks, so a batch that is tried again would be another batch. Take it out; or have the source's "
-            "rows carry what is needed, such as a time of their own."
-        )
+    _refuse_certain("The transform", operations)
     if operations:
         logger.warning(
             "The transform uses %s: that keeps some of several rows, or the order in which they come. Where no order tells "
             "these rows apart, what comes out is not the same each time.",
             ", ".join(sorted(found.name for found in operations)),
+        )
+
+
+def check_combiners(state: str, rows: DataFrame, partials: DataFrame, columns: Collection[str]) -> None:
+    """Refuse an author's own aggregates of a state if one computes another partial of the same rows each time.
+
+    Raises: DeclarationInvalid.
+    """
+    found = _impure_in_message(*plan_of(partials, [rows]), columns)
+    _refuse_certain(f"A combiner of state {state}", {each for each in found if not each.beside})
+
+
+def _refuse_certain(who: str, operations: Collection[Impure]) -> None:
+    if refused := sorted(found.name for found in operations if found.is_certain):
+        raise DeclarationInvalid(
+            f"{who} uses {', '.join(refused)}: what that gives depends on when and for whom it runs, or how Spark shares rows "
+            "among tasks, so a batch that is tried again would be another batch. Take it out; or have the source's rows carry "
+            "what is needed, such as a time of their own."
         )
 
 
@@ -147,6 +160,8 @@ def _impure_in_expression(expression: Any, name: str, columns: Collection[str]) 
         yield from impure_in_sql(expression.expression_string.expression, columns)
     elif kind == "unresolved_attribute" and _column(expression, 0) == FILE and FILE not in columns:
         yield Impure(FILE)
+    elif kind == "common_inline_user_defined_function" and not expression.common_inline_user_defined_function.deterministic:
+        yield Impure("asNondeterministic()")
     elif kind == "cast" and OF_TIMES.search(expression.cast.type_str or expression.cast.type.WhichOneof("kind") or ""):
         yield from map(clock_text, _clock_texts([expression.cast.expr]))
     elif name:
