@@ -58,7 +58,7 @@ export function BatchesTab({ name, query }: { name: string; query: URLSearchPara
           />
         </label>
         <label>
-          planned since
+          last event since
           <input
             type="datetime-local"
             value={filters.since}
