@@ -34,6 +34,7 @@ from airflow.sdk.execution_time.comms import ErrorResponse, TriggerDagRun
 from airflow.triggers.base import StartTriggerArgs
 
 from tidegate.dags.batch_trigger import PROCESS, TurnTrigger
+from tidegate.dags.further_batches import process_further_batches
 from tidegate.dags.task_metrics import metrics_listeners
 from tidegate.dags.waiting_tasks import Halt
 from tidegate.jobs.engine.log_fields import about
@@ -291,7 +292,7 @@ class ProcessBatch(BatchTask, BaseOperator):  # type: ignore[misc]
             processed = worker.process_in_own_task(txid, mode=mode)
             if self.execution_timeout is None:
                 helper = replace(here, task_id=f"{here.task_id} of txid {txid}")
-                replace(worker, owner=str(helper), airflow=helper).help_run(here.run_id)
+                process_further_batches(replace(worker, owner=str(helper), airflow=helper), here.run_id)
             return processed.must_wait
 
 

@@ -1,13 +1,13 @@
 """What a Postgres server must have before the first migration: its version, roles and privileges (docs/postgres.md).
 
-No role of Tidegate is a superuser or may make roles. An administrator makes them, by the statements of `roles`, which need no
-superuser either: CREATEROLE and CREATEDB do, as managed services give them.
+An administrator makes the roles, by the statements of `migrations.database_roles`.
 """
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from tidegate.migrations.database_roles import OWNER, ROLES
 from tidegate.state_store.base.errors import AccessRefused, PermanentError, SettingsInvalid
 from tidegate.state_store.connections import role_settings, statement_text
 from tidegate.state_store.connections.table_locks import STAGING
@@ -15,14 +15,6 @@ from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.states import state_tables
 
 OLDEST, NEWEST_TESTED = 15, 18
-OWNER = "tidegate_owner"
-# The migrations grant to these names.
-ROLES = {
-    OWNER: "owns the tables, migrates them",
-    "tidegate": "plans, processes, commits",
-    "tidegate_stager": "Spark's executors: stages rows",
-    "tidegate_reader": "people and the page: reads",
-}
 _SCHEMAS = (tables.LEDGER, state_tables.STATE, STAGING)
 _OF_ROLES = sa.text("""
 SELECT rolname, rolcanlogin, has_database_privilege(rolname, current_database(), 'CONNECT') AS connects
@@ -33,20 +25,6 @@ _OF_OTHERS = sa.text("""
 SELECT nspname FROM pg_namespace
 WHERE nspname = ANY (:schemas) AND NOT (:has_ledger AND pg_get_userbyid(nspowner) = current_user) ORDER BY nspname LIMIT 1
 """).bindparams(sa.bindparam("schemas", [*_SCHEMAS], type_=ARRAY(sa.Text)))
-
-
-def roles(database: str) -> str:
-    """Return the statements with which an administrator prepares a server, for psql, which asks for the passwords."""
-    name = statement_text.quoted(database)
-    makes = [f"CREATE ROLE {role} LOGIN; -- {work}\n\\password {role}\n" for role, work in ROLES.items()]
-    others = ", ".join(role for role in ROLES if role != OWNER)
-    return (
-        "".join(makes)
-        + f"CREATE DATABASE {name} ENCODING 'UTF8';\n"
-        + f"REVOKE ALL ON DATABASE {name} FROM PUBLIC;\n"
-        + f"GRANT CONNECT, CREATE ON DATABASE {name} TO {OWNER};\n"
-        + f"GRANT CONNECT ON DATABASE {name} TO {others};\n"
-    )
 
 
 def check(connection: Connection) -> None:

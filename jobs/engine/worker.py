@@ -29,7 +29,7 @@ from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store import StateStore
 from tidegate.state_store.attempt.attempts import AirflowTry
-from tidegate.state_store.base.errors import AttemptFenced, describe
+from tidegate.state_store.base.errors import AttemptFenced
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.turns.begin_attempt import Mode, NotStarted
@@ -37,9 +37,6 @@ from tidegate.state_store.turns.begin_attempt import Mode, NotStarted
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-# A task that has worked on batches of other tasks for this long ends, so that a run of many batches leaves room in Airflow for
-# other pipelines. If nothing else waits, the next task of the run starts within seconds.
-LONGEST_HELP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -158,26 +155,6 @@ class Worker:
             if time.monotonic() >= ends_at:
                 mode = "take over"
         return processed
-
-    def help_run(self, run_id: str) -> None:
-        """Process and commit batches of a run that no task has begun, one after another in order.
-
-        It ends when there are none, after LONGEST_HELP_SECONDS, or at the first failure: the failed batch is left to its own
-        task, which tries again and reports.
-        """
-        ends_at = time.monotonic() + LONGEST_HELP_SECONDS
-        txid = 0
-        while (unbegun := self.store.next_unbegun(self.name, run_id, after=txid)) is not None:
-            txid = unbegun
-            if time.monotonic() >= ends_at:
-                logger.info("%s: this task ends, to make room for other pipelines; others go on with the run", self.name)
-                return
-            with about(self.name, txid):
-                try:
-                    self.process_and_commit(txid, mode="first")
-                except Exception as error:
-                    logger.warning("%s %s is left to its own task: %s", self.name, txid, describe(error), exc_info=True)
-                    return
 
     def has_committed(self, txid: int) -> bool:
         """Return whether a batch has committed, and its source has got its ack or needs none."""

@@ -16,6 +16,7 @@ from tests import store as ledger
 from tests.integration.conftest import ROW, TALLY, Tally, TallyOf, contents, frozen, holding, listening, until
 from tests.store import MAX_METADATA_BYTES, MAX_TXID, STAGING_DROPS_PER_PLAN, BatchInput, Mode, NotStarted, attempts, errors
 from tidegate import migrations
+from tidegate.dags import further_batches
 from tidegate.jobs import Pipeline, StateQuery
 from tidegate.jobs.engine import worker
 from tidegate.jobs.engine.processing import Done, Processed
@@ -311,8 +312,8 @@ def test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order(tally: T
     """A task that has helped for long gives its place back, which other pipelines may need; the batches are not lost."""
     tally.plan(6)
     tally.plan(1, run_id="another")
-    monkeypatch.setattr(worker, "LONGEST_HELP_SECONDS", 0.0)
-    worker.Worker(tally.store, TALLY, "helper").help_run("run")
+    monkeypatch.setattr(further_batches, "LONGEST_SECONDS", 0.0)
+    further_batches.process_further_batches(worker.Worker(tally.store, TALLY, "helper"), "run")
     assert unbegun(tally) == [1, 2, 3, 4, 5, 6]
     tally.complete(1)
     tally.start(3)

@@ -6,7 +6,7 @@ FILE = in_file("state_store/turns/begin_attempt.py")
 TURNS = in_file("state_store/turns/batch_turns.py")
 COMMIT_FACTS = in_file("state_store/commit/commit_facts.py")
 STORE = in_file("state_store/store.py")
-WORKER = in_file("jobs/engine/worker.py")
+FURTHER = in_file("dags/further_batches.py")
 
 
 MUTANTS = (
@@ -111,7 +111,7 @@ MUTANTS = (
     STORE("a-batch-is-given-up-before-its-tries", "limit:Pipeline.tries", "StateStore.give_up")(
         "attempts.poison_tries(connection, pipeline, txid) < tries{+ - 1+}:", "test_a_batch_has_all_its_tries"
     ),
-    WORKER("a-task-helps-a-long-run-until-its-end", "I20", "Worker.help_run")(
+    FURTHER("a-task-helps-a-long-run-until-its-end", "I20", "process_further_batches")(
         "if time.monotonic() >= ends_at{+ + 10**9+}:", "test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order"
     ),
 )
