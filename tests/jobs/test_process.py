@@ -139,7 +139,6 @@ IMPURE: dict[str, Any] = {
     "rand() in SQL of a session": lambda rows: rows.sparkSession.sql("SELECT rand() AS luck FROM {rows}", rows=rows),
     "sample() in SQL": lambda rows: rows.sparkSession.sql("SELECT * FROM {r} TABLESAMPLE (5 ROWS)", r=rows),
     "rand() in SQL in quotes": lambda rows: rows.selectExpr("*", "`rand`() AS luck"),
-    "asNondeterministic()": lambda rows: rows.select(F.udf(lambda name: name).asNondeterministic()("name")),
     "reflect()": lambda rows: rows.withColumn("at", F.reflect(F.lit("java.util.UUID"), F.lit("randomUUID"))),
     "_metadata": lambda rows: rows.withColumn("file", F.col("_metadata.file_path")),
     "aes_encrypt() without a vector": lambda rows: rows.withColumn("x", F.aes_encrypt("name", F.lit("0123456789abcdef"))),

@@ -160,8 +160,6 @@ def _impure_in_expression(expression: Any, name: str, columns: Collection[str]) 
         yield from impure_in_sql(expression.expression_string.expression, columns)
     elif kind == "unresolved_attribute" and _column(expression, 0) == FILE and FILE not in columns:
         yield Impure(FILE)
-    elif kind == "common_inline_user_defined_function" and not expression.common_inline_user_defined_function.deterministic:
-        yield Impure("asNondeterministic()")
     elif kind == "cast" and OF_TIMES.search(expression.cast.type_str or expression.cast.type.WhichOneof("kind") or ""):
         yield from map(clock_text, _clock_texts([expression.cast.expr]))
     elif name:
