@@ -32,18 +32,21 @@ from tidegate.state_store.pipeline_changes import registration, table_swap
 from tidegate.state_store.read_ledger import registered_pipelines
 from tidegate.state_store.states import range_partitions, state_tables
 
-# A record that is kept by its columns is read the same by a schema with more columns. A text of JSON with an escape by number,
-# such as of NUL, is more than Postgres' functions take: it is compared as a whole.
+# A record that is kept by its columns is the same one if it reads the same where some were added, or some are gone, also as
+# another type. A text of JSON with an escape by number, such as of NUL, is more than Postgres' functions take: it is compared
+# as a whole.
 _SAME = sa.text("""
 WITH record AS (
     SELECT *, CASE WHEN NOT is_raw AND strpos(payload, '\\u') = 0 THEN
         array(SELECT name FROM json_object_keys(CAST(payload AS json)) AS name ORDER BY name) END AS columns
     FROM tidegate.quarantine WHERE pipeline IN (:ours, :theirs) AND state IS NULL
-), kept (by) AS (SELECT DISTINCT columns FROM record WHERE pipeline = :theirs), part AS (
-    SELECT *, CASE WHEN by IS NULL THEN payload ELSE (
-        SELECT string_agg(concat(key, value), ',' ORDER BY key) FROM json_each(CAST(payload AS json)) WHERE key = ANY (by)
+), kept (by) AS (SELECT DISTINCT columns FROM record), part AS (
+    SELECT *, CASE WHEN by IS NULL THEN ARRAY[payload] ELSE array(
+        SELECT CASE json_typeof(value) WHEN 'number' THEN CAST(trim_scale(CAST(value #>> '{}' AS numeric)) AS text)
+            ELSE value #>> '{}' END
+        FROM json_each(CAST(payload AS json)) WHERE key = ANY (by) ORDER BY key
     ) END AS reads
-    FROM record JOIN kept ON by IS NOT DISTINCT FROM columns OR pipeline = :ours AND (by IS NULL OR by <@ columns)
+    FROM record JOIN kept ON by IS NULL OR by <@ columns
 ), numbered AS (
     SELECT *, row_number() OVER (PARTITION BY pipeline, txid, origin, is_raw, by, reads ORDER BY number) AS nth FROM part
 )
@@ -51,6 +54,7 @@ SELECT DISTINCT ON (ours.txid, ours.number) ours.txid, ours.number, ours.origin,
     theirs.mended_payload, theirs.mended_at, theirs.mended_by, theirs.mended_reason
 FROM numbered AS ours JOIN numbered AS theirs USING (txid, is_raw, reads, nth)
 WHERE ours.pipeline = :ours AND theirs.pipeline = :theirs AND ours.by IS NOT DISTINCT FROM theirs.by
+    AND (ours.by IS NULL OR ours.by IN (ours.columns, theirs.columns))
     AND ours.origin IS NOT DISTINCT FROM theirs.origin AND ours.replayed_txid IS NULL
     AND theirs.replayed_txid IS NOT DISTINCT FROM CAST(:taken_by AS bigint)
     AND num_nulls(CAST(:taken_by AS bigint), theirs.mended_at) < 2

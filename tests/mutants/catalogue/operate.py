@@ -18,8 +18,11 @@ MUTANTS = (
         "test_what_was_decided_about_a_record_is_kept_to_its_place",
     ),
     REBUILDS("a-mended-record-of-fewer-columns-is-another", "I24", MODULE)(
-        "OR pipeline = :ours AND (by IS NULL OR by [-<@-]{+=+} columns)",
-        "test_what_was_mended_is_the_same_record_with_a_column_more",
+        "FROM record JOIN kept ON by IS NULL OR by [-<@-]{+=+} columns",
+        "test_what_was_mended_is_the_same_record_with_other_columns",
+    ),
+    REBUILDS("a-mended-record-of-more-columns-is-another", "I24", MODULE)(
+        "ours.by IN ([-ours.columns, -]theirs.columns)", "test_what_was_mended_is_the_same_record_with_other_columns"
     ),
     ACTIONS("a-redo-without-a-new-attempt", "I13", "redo")(
         "if batch.attempt [-== facts.cursor.attempt-]{+< (facts.cursor.attempt or 0)+}:",
