@@ -262,7 +262,8 @@ def check_not_retired(pipeline: str, retired: Retired) -> None:
     if retired.at is not None:
         raise PipelineRetired(
             f"{pipeline} was retired by {retired.by} on {retired.at:%Y-%m-%d %H:%M} UTC: {(retired.reason or '').rstrip('.')}. "
-            f"No batch of it counts any more. To go on where it stood: tidegate reinstate {pipeline}"
+            "No batch of it counts any more. To go on where it stood, unless its states were dropped: tidegate reinstate "
+            f"{pipeline}"
         )
 
 

@@ -79,6 +79,10 @@ watermark = _table("watermark")
 open_commit = _table("open_commit")
 operator_action = _table("operator_action")
 IN_SERVICE = pipeline.c.retired_at.is_(None)  # what is retired has no more batches that count (I23)
+# A pipeline without its states, such as a rebuild whose states have taken the place of others, cannot be reinstated.
+HAS_DROPPED = (
+    sa.exists().where(state_table.c.pipeline == pipeline.c.pipeline, state_table.c.dropped_at.is_not(None)).correlate(pipeline)
+)
 
 batches_view = sa.table(
     "batches",

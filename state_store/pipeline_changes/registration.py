@@ -204,13 +204,14 @@ def retired(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, 
     p = tables.pipeline.c
     if not schema_revision.has_ledger(connection):
         return {}
-    statement = sa.select(p.pipeline, *cursors.RETIRED).where(p.pipeline.in_([spec.name for spec in specs]))
+    statement = sa.select(p.pipeline, tables.HAS_DROPPED, *cursors.RETIRED).where(p.pipeline.in_([spec.name for spec in specs]))
     sentences = {}
-    for name, *when in connection.execute(statement.where(~tables.IN_SERVICE).order_by(p.pipeline)):
+    for name, has_dropped, *when in connection.execute(statement.where(~tables.IN_SERVICE).order_by(p.pipeline)):
         at, by, reason = Retired(*when)
+        back = "" if has_dropped else f"; or let it go on where it stood: tidegate reinstate {name}"
         sentences[name] = (
-            f"Pipeline {name} is declared, and left out: {by} retired it on {at:%Y-%m-%d} ({reason}). Take its file away, give "
-            f"a new pipeline another name, or let it go on where it stood: tidegate reinstate {name}"
+            f"Pipeline {name} is declared, and left out: {by} retired it on {at:%Y-%m-%d} ({reason}). Take its file away, or "
+            f"give a new pipeline another name{back or '.'}"
         )
     return sentences
 

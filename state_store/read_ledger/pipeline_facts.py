@@ -55,6 +55,7 @@ def _facts() -> Mapping[str, sa.ColumnElement[Any]]:
         **{column.name: column for column in p},
         "window": p.in_flight,
         "queries": p.declaration["queries"],
+        "has_dropped": tables.HAS_DROPPED,
         "committed": c.txid,
         "opened": opened,
         "pending": opened - c.txid,

@@ -121,9 +121,8 @@ def spec_of_pipeline(connection: Connection, pipeline: str) -> PipelineSpec:
 
     Raises: UnknownPipeline if it is not registered; PipelineRetired if its states were dropped.
     """
-    p, s = tables.pipeline.c, tables.state_table.c
-    is_dropped = sa.exists().where(s.pipeline == p.pipeline, s.dropped_at.is_not(None)).correlate(tables.pipeline)
-    row = connection.execute(sa.select(p.declaration, is_dropped, *cursors.RETIRED).where(p.pipeline == pipeline)).one_or_none()
+    p, retired = tables.pipeline.c, (tables.HAS_DROPPED, *cursors.RETIRED)
+    row = connection.execute(sa.select(p.declaration, *retired).where(p.pipeline == pipeline)).one_or_none()
     if row is None:
         raise _unknown(connection, pipeline)
     declaration, has_dropped, *when = row

@@ -88,6 +88,7 @@ class RegisteredPipeline(NamedTuple):
     retired_at: datetime | None
     retired_by: str | None
     retired_reason: str | None
+    has_dropped: bool  # a state
     opened: int
     last_commit: int
     committed_at: datetime | None

@@ -257,6 +257,9 @@ def test_states_are_dropped_with_all_their_parts(shop: Tally, owner: StateStore,
     assert shop.sql("SELECT FROM tidegate.state_range") == []
     assert retire(owner, "shop", drops_states=True).dropped == []
     assert [status.phase for status in shop.store.batch_statuses("shop")] == ["committed"]
+    (cause,) = explain(shop.store, "shop").causes
+    assert (cause.code, cause.command) == ("RETIRED", None)
+    assert "reinstate" not in migrations.retired(shop.store.settings, [shop.spec])["shop"]
     says = r"shop cannot be reinstated: its states were dropped \(names, names_versions"
     shop.refuses(errors.RangeRefused, says, partial(owner.reinstate, "shop", "anna", "back"))
     with StateReader.open(shop.store.settings, "shop", "sums") as reader, pytest.raises(errors.PipelineRetired):

@@ -254,13 +254,14 @@ def _paused(wait: "Wait") -> Iterator[Cause]:
 
 def _retired(wait: "Wait") -> Cause:
     row = wait.row
+    may_go_on = not row.has_dropped and registry.named_rebuild(row.pipeline) is None
     return cause(
         "RETIRED",
         f"{row.pipeline} was retired by {row.retired_by}: {quoted(row.retired_reason)}. No batch of it counts any more.",
         since=row.retired_at,
         severity="ok",
-        advice="Nothing. To let it go on where it stood, reinstate it.",
-        command=remedies.command("reinstate", row.pipeline),
+        advice="Nothing. To let it go on where it stood, reinstate it." if may_go_on else "Nothing.",
+        command=remedies.command("reinstate", row.pipeline) if may_go_on else None,
         error="PIPELINE_RETIRED",
     )
 
