@@ -83,6 +83,8 @@ def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
 
     again = tidegate("run", "flights")
     assert (again.returncode, again.stdout, again.stderr) == (0, "Skipped: nothing new at the source, no txid spent.\n", "")
+    of_range = tidegate("run", "flights", "--to-txid", "1")
+    assert (of_range.returncode, of_range.stdout) == (0, "Already committed: txid 1.\n")
     assert tidegate.json("status")["left_alone"] == {}
 
     table = tidegate("get", "flights", "daily", "UA", "2013-01-01").stdout.splitlines()

@@ -179,7 +179,10 @@ def in_this_process(pipeline: str, parameters: dict[str, int], as_json: bool, pr
     find_pipeline(pipeline)
     if prepared.message and not as_json:
         output.say(prepared.message)
-    _report(run_here(pipeline, parameters, quiet=as_json), as_json, prepared)
+    outcome = run_here(pipeline, parameters, quiet=as_json)
+    with connected() as store:
+        outcome.already_committed = _others(outcome, parameters, store.committed(pipeline))
+    _report(outcome, as_json, prepared)
 
 
 def run_here(pipeline: str, parameters: dict[str, int], *, quiet: bool) -> Outcome:
@@ -262,8 +265,8 @@ def _position(store: "StateStore", pipeline: str, parameters: dict[str, int]) ->
 
 
 def _others(outcome: Outcome, parameters: dict[str, int], committed: int) -> list[int]:
-    """Return the txids of the range, if it has a beginning, that other runs have committed."""
-    if (first := parameters.get("from_txid")) is None:
+    """Return the txids of the range that other runs have committed; if it has no beginning, its end at most."""
+    if (first := parameters.get("from_txid", parameters.get("to_txid"))) is None:
         return []
     last = min(committed, parameters.get("to_txid", committed))
     return [txid for txid in range(first, last + 1) if txid not in outcome.txids]
