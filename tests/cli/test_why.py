@@ -179,6 +179,7 @@ def test_a_wrong_request_names_the_right_one(tidegate: CommandLine) -> None:
         ("inspect flights --txid 7", "txid 7"),
         ("get flights daily UA 'the first'", "the first", "date"),
         ("run flights --from-txid 2", "txid 1"),
+        ("migrate --new more --accept-epoch", "a command of its own"),
         ("backfill flights --from-txid 1 --to-txid 2000000000", "opened no txid", "end at 1000"),
     ):
         _fails(tidegate(*shlex.split(verb)), USAGE, *fragments)

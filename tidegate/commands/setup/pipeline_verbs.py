@@ -13,7 +13,7 @@ from tidegate.commands.act.operator_name import operator
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import all_pipelines, none_found
 from tidegate.jobs.states import AnyState
-from tidegate.state_store.base.errors import DeclarationChanged, HoleDetected, SettingsInvalid
+from tidegate.state_store.base.errors import DeclarationChanged, HoleDetected, SettingsInvalid, UsageError
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceKind, StateKind, exactly_once
 
@@ -244,6 +244,8 @@ def migrate(new: str | None, accept_epoch: bool, accept_table: Sequence[str], pr
         statements = migrations.roles(Settings.load())
         output.print_json({"sql": statements}) if as_json else output.write(statements.removesuffix("\n"))
         return
+    if new is not None and (accept_epoch or accept_table):
+        raise UsageError("--new only writes a migration: accept a table or what is lost by a command of its own.")
     declared, broken = all_pipelines()
     specs = [pipeline.spec for pipeline in declared]
     if new is not None:

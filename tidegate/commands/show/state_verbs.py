@@ -26,7 +26,11 @@ NOT_FOUND = 1
 @click.command()
 @pipeline_name
 @click.argument("state", shell_complete=completion.states, help="The state's name.")
-@click.argument("key", nargs=-1, help="The key's values in their order; several keys one after another.")
+@click.argument(
+    "key",
+    nargs=-1,
+    help="The key's values in their order; several keys one after another; after -- they may begin with a dash.",
+)
 @click.option("--null", metavar="TEXT", help="A value of a key that is this text stands for NULL.")
 @as_json
 def get(pipeline: str, state: str, key: tuple[str, ...], null: str | None, as_json: bool) -> None:
