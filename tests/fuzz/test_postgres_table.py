@@ -150,7 +150,7 @@ def test_each_committed_row_is_read_once_despite_concurrent_writers(shop: Shop, 
         seeds = range(seed * 10, seed * 10 + current.draw.randint(1, 4))
         writers = [pool.submit(current.write, each, current.draw.choice([3, 8, 15])) for each in seeds]
         read: dict[int, dict[str, Any]] = {}
-        previous, is_last, found, deadline = None, False, 0, time.monotonic() + 60
+        previous, is_last, found, deadline = None, False, 0, time.monotonic() + 300
         while not is_last or found or len(read) < len(current.written):
             assert time.monotonic() < deadline, f"{len(read)} of {len(current.written)} rows were read"
             is_last, found = all(writer.done() for writer in writers), 0
