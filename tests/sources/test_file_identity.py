@@ -291,6 +291,23 @@ def other_file_system(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+def test_a_file_that_left_its_file_system_takes_no_other_with_its_inode_number(
+    inbox: Inbox, store: StateStore, other_file_system: Path
+) -> None:
+    """Unless it had other names there: these are the same file."""
+    pipeline = declare(inbox, done_folder=f"{other_file_system}/done", max_files=1)
+    for name in "ab":
+        os.utime(inbox.write(f"{name}.csv", lines(name)), (1_000_000_000, 1_000_000_000))
+    (inbox.folder / "hard link.csv").hardlink_to(inbox.folder / "b.csv")
+    assert inbox.run(pipeline, "first") == [1, 2]
+    other = inbox.write("c.csv", lines("a"))
+    os.utime(other, (1_000_000_000, 1_000_000_000))
+    ((_, (counted,)),) = store.taken_files("inbox", ["a.csv"], 3)
+    store.note_times("inbox", [replace(counted, inode=f"{other.stat().st_ino}.0")])  # as file systems give numbers again
+    assert [inbox.run(pipeline, run_id) for run_id in ("second", "third")] == [[3], []]
+    assert inbox.counts(pipeline) == {"a": (2, 2), "b": (1, 1)}
+
+
 def test_a_move_to_another_file_system_is_whole_or_not_at_all(tmp_path: Path, other_file_system: Path) -> None:
     folder, file, place = DoneFolder(tmp_path, other_file_system), tmp_path / "sub" / "1.csv", other_file_system / "4" / "sub"
     file.parent.mkdir()

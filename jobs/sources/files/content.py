@@ -70,8 +70,8 @@ def is_below(path: str, folder: str) -> bool:
 class Stamp(NamedTuple):
     """What shows without reading a file that it may have changed: another file, or one written to, has another stamp.
 
-    Copying with the same time (cp -p, rsync -t) or moving another file to the name shows in the inode: its number, and when it
-    last changed, in nanoseconds.
+    Copying with the same time (cp -p, rsync -t) or moving another file to the name shows in the inode: its number, when it last
+    changed, in nanoseconds, and its links, if it has several.
     """
 
     size: int
@@ -85,7 +85,13 @@ class Stamp(NamedTuple):
 
 def stamp_of(status: os.stat_result) -> Stamp:
     """Return a file's stamp."""
-    return Stamp(status.st_size, status.st_mtime_ns, f"{status.st_ino}.{status.st_ctime_ns}")
+    links = f".{status.st_nlink}" if status.st_nlink > 1 else ""
+    return Stamp(status.st_size, status.st_mtime_ns, f"{status.st_ino}.{status.st_ctime_ns}{links}")
+
+
+def has_links(inode: str | None) -> bool:
+    """Return whether a file had other names, hard links, when it got this stamp."""
+    return (inode or "").count(".") > 1
 
 
 def digest_of(content: IO[bytes]) -> str:

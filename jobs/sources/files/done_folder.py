@@ -32,6 +32,10 @@ class DoneFolder:
         """Return whether a file of a batch has been moved."""
         return self.path(txid, name).exists()
 
+    def is_off(self, device: int) -> bool:
+        """Return whether files that come from this device leave it, so that their inodes there are free for others."""
+        return self.done.stat().st_dev != device
+
     def check_writable(self) -> None:
         """Refuse to plan files that could not be moved away after their commit, or would be read again where they went.
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from tidegate.jobs.sources import Coordinator, History
 from tidegate.jobs.sources.files.completeness_markers import Markers
-from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file, stamp_of
+from tidegate.jobs.sources.files.content import digest_of, grown_from, has_links, open_file, stamp_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.jobs.sources.files.identity import NOT_UTF8, entry_of, file_identity, identity_of, with_identity
 from tidegate.jobs.sources.files.listing import MOST_WAIT_SECONDS, is_young, matching_objects, names_not_matching, young_files
@@ -216,7 +216,7 @@ class FilesCoordinator(Coordinator):
 
     def _touch(self, file: TakenFile, stamp: Mapping[str, Any]) -> None:
         """Take note of a new stamp of a file that has counted, so that no later plan reads the file for its digest again."""
-        if file.is_committed and file != (now := replace(file, **stamp)):
+        if file.is_committed and not self._was_moved_away(file) and file != (now := replace(file, **stamp)):
             self._touched.append(now)
 
     def _note_touched(self) -> None:
@@ -348,10 +348,10 @@ class FolderCoordinator(FilesCoordinator):
         It has the content and the time of a file with the same inode, or of one whose name is gone: this was renamed, unless
         it was moved away, or the time is of whole seconds, which files of other origin may have too.
         """
-        number, time_ns = f"{status.st_ino}.", status.st_mtime_ns
+        time_ns = status.st_mtime_ns
         others = [file for file in taken if file.mtime_ns == time_ns and file.name != name and not file.is_skipped]
         renamed = [file for file in others if file.name not in self._page and not self._was_moved_away(file)]
-        linked = [file for file in others if (file.inode or "").startswith(number)]
+        linked = [file for file in others if self._has_inode(file, status)]
         earlier = [*linked, *(renamed if time_ns % 10**9 else ())]
         with suppress(FileNotFoundError):
             same, stamp = self._find_same(name, earlier) if earlier else (None, {})
@@ -361,6 +361,12 @@ class FolderCoordinator(FilesCoordinator):
         if status.st_nlink > 1 and (first := links.setdefault((status.st_dev, status.st_ino), name)) != name:
             return first
         return None
+
+    def _has_inode(self, file: TakenFile, status: os.stat_result) -> bool:
+        """Return whether a taken file is that of this inode: one that was moved off its device left it, unless it had links."""
+        has_number = (file.inode or "").startswith(f"{status.st_ino}.")
+        may_leave = self._done is not None and self._done.is_off(status.st_dev) and not has_links(file.inode)
+        return has_number and not (may_leave and self._was_moved_away(file))
 
     def _identify(self, name: str) -> dict[str, Any] | None:
         identity = file_identity(self._source, self._place, name, self._min_age_seconds)

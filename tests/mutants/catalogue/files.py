@@ -29,6 +29,10 @@ MUTANTS = (
     FILES("a-name-that-comes-again-is-passed-over", "I12", "FilesCoordinator._is_new")(
         "return [-True-]{+False+}  # the file that counted was moved away", "test_a_name_comes_again_with_new_content"
     ),
+    FILES("a-file-is-passed-over-for-an-inode-number-that-is-free-again", "I12", "FolderCoordinator._has_inode")(
+        "[-self._done.is_off(status.st_dev)-]{+False+}",
+        "test_a_file_that_left_its_file_system_takes_no_other_with_its_inode_number",
+    ),
     FILES("planned-files-of-another-folder-are-passed-over", "I12", "FilesCoordinator._kept_files")(
         "is_moved = [-current.get(PLACE, self._place_name) != self._place_name-]{+False+}",
         "test_planned_files_of_another_folder_are_not_passed_over",

@@ -37,7 +37,7 @@ MUTANTS = (
         'self._source.on_new_column == "[-block-]{+never+}"', "test_a_batch_with_a_new_column_is_halted_if_the_source_says_so"
     ),
     CONTENT("a-file-of-the-same-size-and-time-is-the-same", "I11", "stamp_of")(
-        '[-f"{status.st_ino}.{status.st_ctime_ns}-]{+"same+}"', "test_a_file_of_the_same_size_and_time_is_read_and_named"
+        '[-f"{status.st_ino}.{status.st_ctime_ns}{links}-]{+"same+}"', "test_a_file_of_the_same_size_and_time_is_read_and_named"
     ),
     FILES("a-renamed-file-counts-again", "I1", "FolderCoordinator._other_name")(
         "if {+not +}earlier else", "test_a_file_does_not_count_again_by_another_name"
@@ -52,7 +52,7 @@ MUTANTS = (
         "st_nlink > [-1-]{+9+}", "test_a_file_does_not_count_again_by_another_name"
     ),
     FILES("a-hard-link-with-a-time-of-whole-seconds-counts-again", "I1", "FolderCoordinator._other_name")(
-        "for file in others if {+time_ns % 10**9 and +}(file.inode",
+        "for file in others if {+time_ns % 10**9 and +}self._has_inode",
         "test_a_link_to_a_file_with_a_time_of_whole_seconds_counts_once",
     ),
     FILES("a-copy-with-a-time-of-whole-seconds-is-passed-over", "I12", "FolderCoordinator._other_name")(
