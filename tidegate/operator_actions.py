@@ -87,6 +87,8 @@ def pause(store: "StateStore", pipeline: str, owner: str, reason: str) -> tuple[
     (now,) = store.lag([pipeline])
     if changed:
         return Done(f"{pipeline} is paused: no new run starts. {what_a_pause_holds(*store.in_flight(pipeline))}"), True, now
+    if now.paused_at is None:  # by now, as another operator has resumed it
+        return pause(store, pipeline, owner, reason)
     since = f"on {now.paused_at:%Y-%m-%d %H:%M} UTC by {now.paused_by}: {now.paused_reason}"
     return Done(f"{pipeline} was paused already, {since}"), False, now
 

@@ -12,6 +12,7 @@ from tests.batches import Batches
 from tests.page.conftest import Server, Visit, Visitor
 from tests.page.ledgers import PIPELINES, write_large_ledger, write_rows
 from tests.page.pipelines import CLICKS
+from tests.sources.in_process import meanwhile
 from tests.store import encode_metadata
 from tidegate.state_store import StateStore
 
@@ -54,13 +55,15 @@ def test_no_whole_number_of_an_input_is_rounded_by_a_browser(admin: Visitor, cli
 
 
 def test_operators_act_on_the_page_and_the_ledger_knows_them(admin: Visitor, clicks: Batches, visit: Visit) -> None:
-    """Four clicks skip once. An invisible reason is none."""
+    """Four clicks skip once, and a pause is one though another operator resumes meanwhile. An invisible reason is none."""
     clicks.plan("an operator's run", 1)
     failed = admin.json("/pipelines/clicks")["committed"] + 1
     clicks.fail(failed)
     assert admin.act("clicks", "retry", txid=failed, reason=" it was <b>mended</b> ").json()["txids"] == [failed]
     assert admin.act("clicks", "pause", reason="\u200b\u2060 \u3164").json()["code"] == "USAGE_ERROR"
-    assert admin.act("clicks", "pause", reason="the disk is full").status_code == 200
+    clicks.store.pause("clicks", "other", "it is moved")
+    with meanwhile(StateStore, "lag", lambda: clicks.store.resume("clicks", "other", "it was moved")):
+        assert admin.act("clicks", "pause", reason="the disk is full").status_code == 200
     assert admin.act("clicks", "retry", reason="too early").json()["code"] == "PIPELINE_PAUSED"
     assert admin.act("clicks", "resume", reason="there is room").json()["run_needed"] is True
     clicks.fail(failed)
@@ -71,6 +74,8 @@ def test_operators_act_on_the_page_and_the_ledger_knows_them(admin: Visitor, cli
     actions = admin.json("/pipelines/clicks")["actions"]
     assert [(each["action"], each["txid"], each["owner"], each["reason"]) for each in actions[::-1]] == [
         ("retry", failed, "admin, page retry", "it was <b>mended</b>"),
+        ("pause", None, "other", "it is moved"),
+        ("resume", None, "other", "it was moved"),
         ("pause", None, "admin, page pause", "the disk is full"),
         ("resume", None, "admin, page resume", "there is room"),
         ("skip", failed, "admin, page skip", "lost"),
