@@ -125,6 +125,10 @@ def _console(stream: TextIO) -> "Console":
 class VisibleFormatter(logging.Formatter):
     """Writes log messages with every character visible: they quote data."""
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the base class
+        """Return the message, in one line."""
+        return visible(super().formatMessage(record))
+
     def format(self, record: logging.LogRecord) -> str:
         """Return the message, and the traceback if there is one."""
         return visible(super().format(record), keep="\n")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
+from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError, one_line
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
@@ -102,7 +102,7 @@ class LeftAlone:
             return f"{self.place} is empty." if not self.read else None
         reasons = [f"{reason}: {len(names)}, such as {names[0]}" for reason, names in self.names.items()]
         few = f"{self.pattern} matches nothing there" if not self.read else f"{self.read} match {self.pattern}"
-        return f"In {self.place} {self.count} name(s) are left alone, {few}. It {'; it '.join(reasons)}."
+        return one_line(f"In {self.place} {self.count} name(s) are left alone, {few}. It {'; it '.join(reasons)}.")
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,19 @@ def storable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
 
+def one_line(text: str) -> str:
+    """Return a message in one line: a name that it quotes, such as a file's, may have line ends."""
+    return text.replace("\n", "\\n")
+
+
 class TidegateError(Exception):
     """The root of all errors that Tidegate raises on purpose."""
 
     fault = Fault.UNKNOWN
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return one_line(super().__str__())
 
     def __init_subclass__(cls, *, fault: Fault | None = None) -> None:
         """Set where the fault of this class lies, if it is not that of its parent."""

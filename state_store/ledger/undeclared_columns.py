@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by, insert
 
-from tidegate.state_store.base.errors import storable
+from tidegate.state_store.base.errors import one_line, storable
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger import tables
 
@@ -56,4 +56,4 @@ def sentence(columns: Sequence[Mapping[str, Any]]) -> str:
         of_input = f" of input {each['input']}" if each["input"] else ""
         named.append(f"{each['column']}{of_input} (since txid {each['first_txid']})")
     more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-    return f"The source has columns that the schema does not declare: {', '.join(named[:3])}{more}."
+    return one_line(f"The source has columns that the schema does not declare: {', '.join(named[:3])}{more}.")

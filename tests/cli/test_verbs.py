@@ -101,15 +101,15 @@ def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
 
 
 def test_names_that_a_source_leaves_alone_are_counted_and_listed(tidegate: CommandLine) -> None:
-    for name in ("_old.csv", "notes.txt", "\x1b[31m.csv~"):
+    for name in ("_old.csv", "notes.txt", "\x1b[31m\n.csv~"):
         write_file(tidegate.settings.home, f"flights/{name}", "not for us")
     skipped, counted = tidegate("run", "flights").stdout.split("\n", 1)
     assert skipped == "Skipped: nothing new at the source, no txid spent."
-    for part in ("3 name(s) are left alone, *.csv matches nothing", "2, such as \\x1b[31m.csv~; ", "1, such as _old.csv. "):
+    for part in ("3 name(s) are left alone, *.csv matches nothing", "2, such as \\x1b[31m\\n.csv~; ", "1, such as _old.csv. "):
         assert part in counted
     assert counted in tidegate("status").stderr
     found = tidegate.json("inspect", "flights", "--source")
-    assert found["left_alone"]["does not match *.csv"] == ["\x1b[31m.csv~", "notes.txt"]
+    assert found["left_alone"]["does not match *.csv"] == ["\x1b[31m\n.csv~", "notes.txt"]
 
 
 @pytest.mark.promise("limit:Pipeline.tries", "verb:pipelines", "json:pipelines")

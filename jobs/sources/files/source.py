@@ -32,6 +32,7 @@ from tidegate.jobs.sources.files.stores.object_places import (
     place_of,
     without_password,
 )
+from tidegate.state_store.base.errors import one_line
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
@@ -261,7 +262,7 @@ class Files(Source):
         if unmarked:
             few = f"{len(unmarked)} folder(s) with files have no {self.marker} yet, such as {unmarked[0]}"
             sentences.append(f"In {where} {few}: they are read once it is there.")
-        return " ".join(sentences) or None
+        return one_line(" ".join(sentences)) or None
 
     def min_age(self, settings: Settings) -> int:
         """Return the age in seconds from which on a file counts as complete."""

@@ -130,7 +130,9 @@ def object_of(line: str) -> dict[str, Any]:
     except (StopIteration, json.JSONDecodeError) as error:
         if text[:1] in ("]", "}") or (text[:1] in ('"', "{", "[") and text.endswith((",", "[", "{"))):
             raise ValueError(PRETTY) from None
-        reason = f": {error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        reason = (
+            f": {error.msg.removesuffix(' at')} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        )
         raise ValueError(f"it is no JSON{reason}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
