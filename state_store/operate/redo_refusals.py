@@ -8,6 +8,7 @@ from sqlalchemy import Connection
 from tidegate.state_store.base.errors import RangeRefused, UsageError
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput
 from tidegate.state_store.ledger.followers import followers
 
 
@@ -78,4 +79,20 @@ def check_not_read(connection: Connection, spec: PipelineSpec, txid: int) -> Non
         raise RangeRefused(
             f"{spec.name} {txid} cannot be redone: txid {txid + 1} has begun, and reads states that would be taken back. "
             "Correct it by a later batch."
+        )
+
+
+def check_has_records(connection: Connection, pipeline: str, batch: BatchInput) -> None:
+    """Refuse to redo a replay whose records wait again, as it was skipped, or count in other batches since a rebuild.
+
+    Raises: RangeRefused.
+    """
+    q = tables.quarantine.c
+    taken = sa.select(sa.func.count()).where(q.pipeline == pipeline, q.replayed_txid == batch.txid)
+    planned = batch.metadata.get(QUARANTINED, 0)
+    if planned and (left := connection.scalar(taken)) != planned:
+        raise RangeRefused(
+            f"{pipeline} {batch.txid} cannot be redone: of the {planned} records that it took out of quarantine it still has "
+            f"{left}, as it was skipped, or {pipeline} was rebuilt. Let another batch take up those that wait: tidegate "
+            f'quarantine replay {pipeline} --reason "..."'
         )

@@ -23,7 +23,7 @@ from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import BatchInput, decode_metadata, encode_metadata
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.ledger.cursors import check_not_retired
-from tidegate.state_store.operate.redo_refusals import check_not_read, check_redoable
+from tidegate.state_store.operate.redo_refusals import check_has_records, check_not_read, check_redoable
 from tidegate.state_store.turns import batch_turns
 
 BATCHES_LOOKED_BACK = 10
@@ -86,6 +86,7 @@ def start_attempt(
     if request.mode == "redo":
         check_redoable(spec, txid, facts.cursor.txid)
         check_not_read(connection, spec, txid)
+        check_has_records(connection, spec.name, facts.batches[txid].input)
     elif facts.batches[txid].is_committed:
         return commit_record.already_committed(connection, spec.name, txid, facts.cursor.txid)
     chosen = decide(spec, request, facts)

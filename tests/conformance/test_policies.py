@@ -68,6 +68,8 @@ def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:
     assert mixed.quarantined() == ["c:-6"]
     mixed.settle(3)
     mixed.store.skip_batch(mixed.spec, 4, "an operator", "not yet")
+    with pytest.raises(errors.RangeRefused, match=r"of the 2 records .* it still has 0, as it was skipped.*replay flow"):
+        mixed.redo(4)
     assert mixed.quarantined() == [*BAD, "c:-6"]
     mixed.check()
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "now") == (5, 3)
