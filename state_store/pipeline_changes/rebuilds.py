@@ -385,11 +385,11 @@ def _move_open_replays(connection: Connection, spec: PipelineSpec, rebuild: Pipe
 
 
 def _move_outcomes(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
-    """Give a pipeline the quarantine of its rebuild, and what its commits say of each batch: how many rows, whether skipped.
+    """Give a pipeline the quarantine of its rebuild, and what this has found of each batch: rows, checks, whether skipped.
 
     What the rebuild has not set aside counts now, and is not to be replayed.
     """
-    q, k = tables.quarantine.c, tables.commit.c
+    q, k, c = tables.quarantine.c, tables.commit.c, tables.check_result.c
     connection.execute(sa.select(q.number).where(q.pipeline == spec.name).with_for_update())  # mends and replays wait
     _move_open_replays(connection, spec, rebuild)
     connection.execute(_mended_as(rebuild, _same_records(rebuild, None)))
@@ -400,6 +400,8 @@ def _move_outcomes(connection: Connection, spec: PipelineSpec, rebuild: Pipeline
     for new, old in names.items():
         of_state = sa.update(tables.quarantine).where(q.pipeline == spec.name, q.state == new)
         connection.execute(of_state.values(state=old, origin=f"state {old}"))
+    connection.execute(sa.delete(tables.check_result).where(c.pipeline == spec.name))
+    connection.execute(sa.update(tables.check_result).where(c.pipeline == rebuild.name).values(pipeline=spec.name))
     theirs = tables.commit.alias("theirs")
     connection.execute(
         sa.update(tables.commit)

@@ -13,6 +13,7 @@ from tests import store as ledger
 from tests.sources.in_process import meanwhile
 from tests.statements import execute
 from tidegate import jobs, migrations
+from tidegate.jobs.checks import no_nulls
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import CheckFailed, DeclarationChanged, PipelineRetired, RangeRefused
 
@@ -234,7 +235,8 @@ def test_what_is_redone_during_a_rebuild_is_planned_again_or_refused(shops: Shop
 def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again(shops: Shops, store: StateStore) -> None:
     blocks = {"priced": jobs.Check(lambda batch: sa.select(batch.state("by_shop").c.shop).where(batch.source_rows > 3))}
     shops.sell(2, *[(9, "Lisbon", 1000)] * 4)
-    first, changed = sales(checks=blocks), sales(2, checks=blocks, states=CHANGED)
+    known = {"known": jobs.Check(no_nulls("by_shop", "shop"), otherwise="warn")}
+    first, changed = sales(checks=blocks), sales(2, checks=blocks | known, states=CHANGED)
     with pytest.raises(CheckFailed):
         shops.begin(first)
     store.skip_batch(first.spec, 2, "me", "twice")
@@ -247,6 +249,8 @@ def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_a
     skipped = "SELECT pipeline, txid, skipped_reason FROM tidegate.commit WHERE skipped_reason IS NOT NULL ORDER BY 1"
     assert shops.ask(skipped) == [("inbox", 2, "twice"), ("inbox__v2", 2, "twice")]
     shops.migrate(changed)
+    evaluated = "SELECT pipeline, name, count(*) FROM tidegate.check_result GROUP BY 1, 2 ORDER BY 1, 2"
+    assert shops.ask(evaluated) == [("inbox", "known", 2), ("inbox", "priced", 2)]
     assert shops.run(changed) == [4]
     assert shops.sums() == {"Lisbon": (2, 400), "Porto": (3, 14), "Faro": (1, 4)}
 
