@@ -187,8 +187,8 @@ def _check_empty(connection: Connection, pipeline: str, states: Sequence[StateSp
         exists = connection.scalar(sa.select(sa.func.to_regclass(f"{state_tables.STATE}.{name}"))) is not None
         if exists and connection.scalar(sa.select(sa.exists().select_from(table))):
             raise DeclarationChanged(
-                f"Table state.{name} has rows, and no batch of pipeline {pipeline} has committed: they are not its own, and "
-                "it would count on top of them. Give the state another name; or drop the table, if its rows are not needed."
+                f"Table state.{name} has rows, and pipeline {pipeline} would begin that state: it would count on top of them. "
+                "Give the state another name; or drop the table, if its rows are not needed."
             )
 
 
