@@ -159,9 +159,12 @@ def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[Locked
 def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged: Sequence[StagedBatch]) -> None:
     """Add the rows of batches, in the order of txid and position, which fills the index from one end."""
     set_local(connection, {"work_mem": f"{MEMORY_MIB}MB"})  # for the sort
+    if state.ranges:  # of all batches at once, as the limit is one of the transaction
+        column = state.ranges.column
+        values = (batch.partials.with_only_columns(batch.partials.selected_columns[column]) for batch in staged)
+        every = sa.select(sa.union_all(*values).subquery("every"))
+        range_partitions.add_missing(connection, range_partitions.rows_of(state), every)
     for batch in staged:
-        if state.ranges:
-            range_partitions.add_missing(connection, range_partitions.rows_of(state), batch.partials)
         rows = batch.partials.order_by(batch.partials.selected_columns[POSITION])
         added = insert(state_tables.state_table_of(state)).from_select(
             [*(column.name for column in rows.selected_columns)], rows

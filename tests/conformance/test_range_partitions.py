@@ -147,8 +147,11 @@ def test_rows_without_a_value_or_in_too_many_ranges_are_refused(sales: Callable[
         with refused(settings, error, message):
             flow.commit(txid)
     flow.put(txid, mode="restage", sales=flow.placed(*days[:-1]))
+    flow.put(flow.next(), sales=flow.placed(*days[-1:]))
+    with refused(settings, Overflow, "more than 400 new ranges"):
+        flow.store.commit_ready(flow.spec, "together")
     flow.commit(txid)
-    flow.add(*days[-1:])
+    flow.commit(txid + 1)
     assert flow.stored() == days
 
 
