@@ -262,8 +262,7 @@ def check_not_retired(pipeline: str, retired: Retired) -> None:
     if retired.at is not None:
         raise PipelineRetired(
             f"{pipeline} was retired by {retired.by} on {retired.at:%Y-%m-%d %H:%M} UTC: {(retired.reason or '').rstrip('.')}. "
-            "No batch of it counts any more. To go on where it stood, unless its states were dropped: tidegate reinstate "
-            f"{pipeline}"
+            f"No batch of it counts any more. Whether it can go on, and how: tidegate why {pipeline}"
         )
 
 

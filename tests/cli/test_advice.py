@@ -142,6 +142,11 @@ def test_a_changed_aggregate_counts_from_the_first_batch_on(project: Project) ->
     project.type('tidegate migrate --new "wider"', "tidegate migrate", "tidegate run flights")
     project.check()
     assert "Retired: flights__v2" in line("status").stderr
+    (retired,) = project.causes("flights__v2").values()
+    assert (retired["advice"], retired["command"]) == (
+        "Nothing. For another rebuild, raise the version of flights above 2.",
+        None,
+    )
 
 
 @pytest.mark.promise("verb:why", "error:SOURCE_CHANGED")

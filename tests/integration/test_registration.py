@@ -102,7 +102,7 @@ def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, s
     before = contents(settings)
     busy.refuses(
         errors.PipelineRetired,
-        r"tally was retired by anna, tidegate retire on .* UTC: replaced by",
+        r"tally was retired by anna, tidegate retire on .* UTC: replaced by .* and how: tidegate why tally",
         *busy.next_steps(2),
         partial(store.skip_batch, SPEC, 2, "test", "x"),
         partial(store.replay_quarantined, SPEC, "test", "x"),

@@ -254,13 +254,17 @@ def _paused(wait: "Wait") -> Iterator[Cause]:
 
 def _retired(wait: "Wait") -> Cause:
     row = wait.row
-    may_go_on = not row.has_dropped and registry.named_rebuild(row.pipeline) is None
+    rebuild = registry.named_rebuild(row.pipeline)
+    may_go_on = not row.has_dropped and rebuild is None
+    advice = "Nothing. To let it go on where it stood, reinstate it." if may_go_on else "Nothing: it cannot go on."
+    if rebuild is not None:
+        advice = f"Nothing. For another rebuild, raise the version of {rebuild.pipeline} above {rebuild.version}."
     return cause(
         "RETIRED",
         f"{row.pipeline} was retired by {row.retired_by}: {quoted(row.retired_reason)}. No batch of it counts any more.",
         since=row.retired_at,
         severity="ok",
-        advice="Nothing. To let it go on where it stood, reinstate it." if may_go_on else "Nothing.",
+        advice=advice,
         command=remedies.command("reinstate", row.pipeline) if may_go_on else None,
         error="PIPELINE_RETIRED",
     )
