@@ -147,6 +147,8 @@ def batch_dag(
         raise DeclarationInvalid(
             f"The Dag of {pipeline_name} has concurrency={concurrency}: it must be at least 1, or its runs would never end."
         )
+    if not isinstance(turn_timeout, timedelta):  # Airflow would only say that it cannot write the Dag down
+        raise DeclarationInvalid(f"The Dag of {pipeline_name} has turn_timeout={turn_timeout!r}: it has to be a timedelta.")
     arguments: dict[str, Any] = {
         "description": f"Exactly-once batches of {pipeline_name}, committed in txid order",
         "doc_md": DAG_DOC.format(name=pipeline_name),

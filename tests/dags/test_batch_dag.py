@@ -69,6 +69,9 @@ def test_an_author_may_set_any_argument_of_a_dag(monkeypatch: pytest.MonkeyPatch
     assert batch_dag.batch_dag("flights").get_task(PROCESS).start_from_trigger
     monkeypatch.setenv("AIRFLOW__OPENLINEAGE__TRANSPORT", '{"type": "console"}')
     assert not batch_dag.batch_dag("flights").get_task(PROCESS).start_from_trigger
+    for name, value in {"concurrency": 0, "batches_per_run": 0, "turn_timeout": 3600}.items():
+        with pytest.raises(errors.DeclarationInvalid, match=f"{name}={value}"):
+            batch_dag.batch_dag("flights", **{name: value})
 
 
 @pytest.mark.promise("limit:Pipeline.tries")
