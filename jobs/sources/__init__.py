@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError, one_line
+from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError, one_line, skip_command
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 # Columns that `Emitter.emit_records` adds: the record's place, why it cannot be read (NULL: it can), and its raw text.
 HIDDEN = ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"
+OF_ANOTHER_SOURCE = (
+    "The batch was planned from another kind of source. Declare that one until the batch has committed, or give the batch up: "
+    f"{skip_command()}"
+)
 
 
 class History(Protocol):

@@ -302,9 +302,14 @@ def _commit(connection: Any, source: Changes, txid: int) -> str | None:
     return row[0] if row else None
 
 
+def _is_range(metadata: SourceMetadata) -> bool:
+    """Return whether metadata are those of `Changes`: a table of Delta has commits, too, and a PostgresTable has ranges."""
+    return {"to", "commit"} <= metadata.keys()
+
+
 def _check_history(connection: Any, source: Changes, metadata: SourceMetadata) -> None:
     """Refuse a range if the followed pipeline's last commit in it was lost, or made again, or if it is no range of commits."""
-    if "commit" not in metadata:
+    if not _is_range(metadata):
         raise SourceChanged(
             f"Changes({source.of!r}): the batches before are of another source, so nothing is known of where this one stands. "
             "Give the pipeline and its states new names, or declare the earlier source again."
@@ -350,8 +355,8 @@ def removable(
         metadata = position_of(metadata) or {}
         if follower.input:  # one of several inputs, perhaps without a share of this batch
             idle = metadata.get("idle", {}).get(follower.input, {})
-            metadata = metadata.get("inputs", {}).get(follower.input, {"after": idle.get("to")})
-        after = int(metadata["after"][0]) if metadata.get("after") else 0
+            metadata = metadata.get("inputs", {}).get(follower.input, {**idle, "after": idle.get("to")})
+        after = int(metadata["after"][0]) if _is_range(metadata) and metadata["after"] else 0
         needed[follower.pipeline] = min(after, needed.get(follower.pipeline, after))
     return max(0, min([store.committed(spec.name) - keep, *needed.values()])), needed
 

@@ -224,6 +224,8 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
     assert steps.run(inbox.settings, follower, "run") == [1, 2, 3]  # of txids 1 and 2, 3 and 4, 5
     assert removable(owner, spec, state, 0) == (4, {"follower": 4})
     assert removable(owner, spec, state, 3) == (2, {"follower": 4})
+    with patch.object(StateStore, "source_metadata", lambda *_: {"after": "part-0", "commit": None}):  # of a table of Delta
+        assert removable(owner, spec, state, 0) == (0, {"follower": 0})
     wanted = inbox.rows(follower, "followed")
     raises(RangeRefused, lambda: steps.prune(owner, spec, state, 6), "has committed up to txid 5")
     done = steps.prune(owner, spec, state, 4)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,12 +14,15 @@ from pyspark.sql import SparkSession
 from tests.crashes import IN_FULL
 from tests.sources.conftest import PER_NAME
 from tests.sources.feeds import FEEDS, FixedFeed
-from tests.sources.in_process import SCHEMA, ThisProcess, for_this_process
+from tests.sources.in_process import SCHEMA, ThisProcess, for_this_process, plan, raises
+from tests.store import Attempt
 from tidegate.jobs import Count, FixedBatches, Pipeline, State
 from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.sources.binding import emitter_of
 from tidegate.jobs.sources.fixed_batches import FixedCoordinator, FixedEmitter
 from tidegate.jobs.testing import PROMISES, Bench, BrokenPromise, NotPossible, check_source, partials
 from tidegate.state_store import Settings
+from tidegate.state_store.base.errors import SourceChanged
 
 ALWAYS = ("each_row_is_in_exactly_one_batch", "records_are_the_rows")
 
@@ -49,6 +54,21 @@ def test_files_keep_their_promises_in_this_process(tmp_path: Path, feed: str) ->
         settings = Settings(home=tmp_path / name, min_file_age_seconds=0)
         if name != "records_are_the_rows":  # of two frames of Spark
             holds(Bench(FEEDS[feed](settings, 0), ThisProcess(), settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.promise("I11")
+def test_what_another_kind_of_source_has_planned_is_neither_read_nor_gone_on_from(settings: Settings) -> None:
+    """Ranges of txids and of keys look the same, and so do the files of a folder and of a table."""
+    feeds = {name: FEEDS[name](settings, 0) for name in ("Files", "Delta", "Changes", "PostgresTable by key")}
+    for feed in feeds.values():
+        feed.put(8)
+    first = {name: {**plan(settings, feed.source), "behind": None} for name, feed in feeds.items()}
+    for (name, feed), (other, metadata) in product(feeds.items(), first.items()):
+        emitter, attempt = emitter_of(feed.source, ThisProcess(), settings), Attempt("other", 1, 1, metadata)  # type: ignore[arg-type]
+        if name != other:
+            raises(SourceChanged, partial(emitter.emit_batch, attempt, metadata), "of another|from another")
+            with suppress(SourceChanged):
+                assert {**plan(settings, feed.source, metadata), "behind": None} == first[name], "it begins with its first rows"
 
 
 # What a broken source makes of what a method returns, from the method's arguments; and how the suite says so.

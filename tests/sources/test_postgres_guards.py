@@ -426,5 +426,7 @@ def test_a_key_or_a_server_of_another_order_is_refused(shop: Shop) -> None:
     for goes_on in (replace(ORDERS, failover="go-on"), replace(ORDERS, generation=2, keeps_position=True)):
         assert shop.plan(goes_on, promoted) is None
     assert shop.plan(replace(ORDERS, generation=2), promoted)["rows"] == 3
-    ahead = {"after": None, "to": ["2999-01-01 00:00:00+00", "1"], "splits": [], "rows": 1}
+    ahead = {"after": None, "to": ["2999-01-01 00:00:00+00", "1"], "splits": [], "rows": 1, "generation": 1}
     refused(shop, DATED, SourceChanged, ahead, "clock says")
+    refused(shop, replace(ORDERS, keeps_position=True, generation=2), SourceChanged, {"files": []}, "kind of source.* without")
+    assert shop.plan(replace(ORDERS, generation=2), {"files": []})["rows"] == 3

@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tidegate.jobs.sources import Coordinator, History
+from tidegate.jobs.sources import OF_ANOTHER_SOURCE, Coordinator, History
 from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.content import digest_of, grown_from, has_links, open_file, stamp_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
@@ -36,7 +36,7 @@ from tidegate.state_store.base.errors import HoleDetected, SourceChanged, Source
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.ledger.counted_files import AFTER, TakenFile, last_counted
+from tidegate.state_store.ledger.counted_files import AFTER, FILES, TakenFile, last_counted
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class FilesCoordinator(Coordinator):
         Raises: SourceChanged, SourceUnreadable, SourceUnavailable.
         """
         if self._history is None:
-            taken = {file["name"] for file in previous["files"]} if previous else set()
+            taken = {file["name"] for file in previous.get(FILES, ())} if previous else set()
             return [name for name in names if name not in taken]
         unstorable = [name for name in names if NOT_UTF8.search(name)]  # refused when a batch would take them
         names = [name for name in names if not NOT_UTF8.search(name)] if unstorable else names
@@ -248,7 +248,7 @@ class FilesCoordinator(Coordinator):
         is_redo = self._history is not None and self._history.committed() >= txid
         is_moved = current.get(PLACE, self._place_name) != self._place_name
         kept, others = [], []
-        for file in current["files"]:
+        for file in _planned_files(current):
             name, path = file["name"], self._place / file["name"]
             if self._done and self._done.has(txid, name):
                 kept.append(self._identity(self._done.path(txid, "."), name))
@@ -471,15 +471,18 @@ class ObjectsCoordinator(FilesCoordinator):
         return next((file for file in candidates if file.sha256 == entry["sha256"]), None), {"mtime_ns": listed.mtime_ns}
 
     def _last_name(self, previous: SourceMetadata | None) -> str | None:
-        """Return the last name that batches have taken from this place, in the order of names."""
-        if previous is None or previous.get(PLACE, self._place_name) != self._place_name:
-            return None
-        if AFTER in previous:
-            return previous[AFTER]  # type: ignore[no-any-return]
-        return previous["files"][-1]["name"] if previous.get("files") else None
+        """Return the last name that batches have taken from this place, in the order of names; None if they had no order."""
+        return previous.get(AFTER) if previous is not None and previous.get(PLACE) == self._place_name else None
 
 
 def first_names(names: Sequence[str]) -> str:
     """Return the first names, and the number of further ones."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
+
+
+def _planned_files(metadata: SourceMetadata) -> list[dict[str, Any]]:
+    if FILES not in metadata:
+        raise SourceChanged(OF_ANOTHER_SOURCE)
+    files: list[dict[str, Any]] = metadata[FILES]
+    return files

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from tidegate.jobs.sources import Emitter, InputFacts
+from tidegate.jobs.sources import OF_ANOTHER_SOURCE, Emitter, InputFacts
 from tidegate.jobs.sources.column_types import columns_of
 from tidegate.jobs.sources.files.content import COMPRESSED, digest_of, grown_from, open_file
 from tidegate.jobs.sources.files.formats.text_files.text_options import zone_of
@@ -81,7 +81,9 @@ class BatchFile:
 
 
 class FileReader(Emitter):
-    """Reads the named files of a folder; base class of all formats."""
+    """Reads the named files of a folder; base class of all formats. Metadata list them under `listed_as`."""
+
+    listed_as = "files"
 
     def __init__(self, spark: SparkSession, source: Files, home: Path) -> None:
         self._spark = spark
@@ -109,14 +111,14 @@ class FileReader(Emitter):
 
         An error of a whole file, such as in its header or encoding, still fails the batch.
         """
-        if not files_of(metadata):
+        if not self._entries(metadata):
             return super().emit_records(attempt, metadata)
         self._check_files(attempt, metadata)
         return self._read(flagged=True)
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
         """Return the number of files, their size on disk, and their number of rows."""
-        files = files_of(metadata)
+        files = self._entries(metadata)
         if len(self._files) != len(files):
             self._check_files(attempt, metadata)
         return InputFacts(len(files), sum(file["size"] for file in files), self.expected_rows(metadata), is_verified=True)
@@ -187,11 +189,17 @@ class FileReader(Emitter):
             raise reported_in(error) or self.explain(error) or error from None
         return self._spark.createDataFrame(pa.Table.from_batches(batches), schema)
 
+    def _entries(self, metadata: SourceMetadata) -> list[dict[str, Any]]:
+        if self.listed_as not in metadata:
+            raise SourceChanged(OF_ANOTHER_SOURCE)
+        entries: list[dict[str, Any]] = metadata[self.listed_as]
+        return entries
+
     def _check_files(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Find the planned files and check their content; those of a committed batch are in the done folder."""
         self._files = []
         self._folder = place_of(self._home, metadata.get("root", self._source.folder))
-        for entry in files_of(metadata):
+        for entry in self._entries(metadata):
             path: Place = self._folder / entry["name"]
             if isinstance(path, ObjectPath):
                 path = pinned(path, entry)
@@ -288,12 +296,6 @@ class FileReader(Emitter):
         if self._source.kind == "opaque":
             return SourceUnavailable(f"{what} The batch is planned again, unless a rebuild does it: then put the file back.")
         return SourceChanged(f"{what} {self.advice or advice}")
-
-
-def files_of(metadata: SourceMetadata) -> list[dict[str, Any]]:
-    """Return the files of a batch; those of a table, which may lie below another `root`, are not kept by the ledger."""
-    files: list[dict[str, Any]] = metadata["data_files"] if "data_files" in metadata else metadata["files"]
-    return files
 
 
 def unsupported_store(text: str, folder: str) -> TidegateError | None:

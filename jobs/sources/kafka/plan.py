@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from tidegate.jobs.sources import History
+from tidegate.jobs.sources import OF_ANOTHER_SOURCE, History
 from tidegate.jobs.sources.kafka.last_records import LAST_RECORD, LEADER_EPOCH, losses, with_last_records
-from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE, Kafka
+from tidegate.jobs.sources.kafka.source import Kafka
 from tidegate.jobs.sources.partitioned import PartitionedCoordinator, Partitions, last_slices
 from tidegate.state_store.base.errors import (
     PartitionUnavailable,
@@ -138,7 +138,8 @@ class KafkaCoordinator(PartitionedCoordinator):
         if "topic_id" not in saved and before >= now:
             raise SourceChanged(
                 f"The batches so far are from another source, which says nothing of where topic {self._topic.name} stands. To "
-                f"read it from its first record, with the same states, declare generation={before + 1} in the Kafka source."
+                f"read it from its first record, with the same states, declare generation={before + 1} in the Kafka source "
+                "and raise the pipeline's version."
             )
         if before > now:
             raise SourceChanged(

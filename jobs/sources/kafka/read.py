@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
+from tidegate.jobs.sources import OF_ANOTHER_SOURCE, ORIGIN, PAYLOAD, REFUSAL, Emitter
 from tidegate.jobs.sources.column_types import columns_of
 from tidegate.jobs.sources.kafka.last_records import losses
 from tidegate.jobs.sources.kafka.login import kafka_client, kafka_java_client
-from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE, Kafka
+from tidegate.jobs.sources.kafka.source import Kafka
 from tidegate.jobs.sources.kafka.topic import Topic
 from tidegate.state_store.base.errors import (
     BadKey,

@@ -39,10 +39,6 @@ logger = logging.getLogger(__name__)
 TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 Kind = Literal["transactional", "opaque"]
 WhenExpired = Literal["fail", "continue"]
-OF_ANOTHER_SOURCE = (
-    "The batch was planned from another source than a topic. Declare that one until the batch has committed, or give the batch "
-    f"up: {skip_command()}"
-)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tidegate.jobs.sources.postgres.late_rows import (
 from tidegate.jobs.sources.postgres.refused_queries import check_query
 from tidegate.jobs.sources.postgres.seen_by_plans import PartitionTables, attached, check_attached, partitions_of, snapshot_of
 from tidegate.jobs.sources.postgres.settled_rows import highest_key, settled_by_clock, settled_by_sequence
-from tidegate.jobs.sources.postgres.source import PostgresTable
+from tidegate.jobs.sources.postgres.source import PostgresTable, check_range, is_range
 from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, transaction
 from tidegate.jobs.sources.postgres.table_origin import (
     START_AGAIN,
@@ -69,9 +69,10 @@ class PostgresCoordinator(Coordinator):
         """
         if current_metadata is not None and self._source.kind == "transactional":
             return current_metadata
+        check_range(current_metadata)
         after, is_continued = self._position(previous_metadata)
         if current_metadata is not None:
-            saved_for = current_metadata["after"], current_metadata.get("generation", 1)
+            saved_for = current_metadata["after"], current_metadata["generation"]
             if saved_for == (after, self._source.generation):
                 return current_metadata
         before = previous_metadata if is_continued else None
@@ -92,6 +93,12 @@ class PostgresCoordinator(Coordinator):
         if previous is None:
             return None, False
         before, now = previous.get("generation", 1), self._source.generation
+        if not is_range(previous) and (before >= now or self._source.keeps_position):
+            raise SourceChanged(
+                f"{self._query.name}: the batches so far are from another kind of source, which says nothing of where this one "
+                f"stands. To read it from its beginning, with the same states, declare generation={before + 1} in the "
+                "PostgresTable, without keeps_position, and raise the pipeline's version."
+            )
         if before > now:
             raise SourceChanged(
                 f"{self._query.name}: rows of generation {before} were read already, so generation={now} cannot be read any "

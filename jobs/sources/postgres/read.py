@@ -16,7 +16,7 @@ from psycopg2 import sql
 from pyarrow import csv
 
 from tidegate.jobs.sources import Emitter
-from tidegate.jobs.sources.postgres.source import PostgresTable
+from tidegate.jobs.sources.postgres.source import PostgresTable, check_range
 from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, transaction
 from tidegate.jobs.sources.postgres.table_origin import check_same_origin, read_origin
 from tidegate.jobs.sources.postgres.table_query import Position, TableQuery, rows_now
@@ -85,8 +85,9 @@ class PostgresReader(Emitter):
             )
 
     def _check_origin(self, cursor: Any, metadata: SourceMetadata) -> None:
+        check_range(metadata)
         origin = read_origin(cursor, self._query, SourceChanged)
-        check_same_origin(self._query, metadata.get("origin"), origin, metadata.get("generation", 1))
+        check_same_origin(self._query, metadata.get("origin"), origin, metadata["generation"])
 
 
 def parts_of(metadata: SourceMetadata) -> list[KeyRange]:

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tidegate.jobs.sources import Dataset, Source
+from tidegate.jobs.sources import OF_ANOTHER_SOURCE, Dataset, Source
 from tidegate.jobs.sources.column_types import check_names
 from tidegate.jobs.sources.postgres.settled_rows import long_open
 from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, conninfo_of, transaction
 from tidegate.jobs.sources.postgres.table_origin import read_origin
 from tidegate.jobs.sources.postgres.table_query import TableQuery, readable_type, shown, table_of
-from tidegate.state_store.base.errors import SourceUnreadable
+from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
@@ -203,3 +203,17 @@ class PostgresTable(Source):
             )
         if len(kinds) > 1 and (kinds[0] != "timestamp" or kinds[1] not in _ORDERED):
             raise ValueError("a key of two columns is a timestamp, then a number, text or time.")
+
+
+def is_range(metadata: SourceMetadata) -> bool:
+    """Return whether metadata are those of a PostgresTable: `Changes` have ranges, too, and no generation."""
+    return {"to", "generation"} <= metadata.keys()
+
+
+def check_range(planned: SourceMetadata | None) -> None:
+    """Refuse a batch that another kind of source has planned.
+
+    Raises: SourceChanged.
+    """
+    if planned is not None and not is_range(planned):
+        raise SourceChanged(OF_ANOTHER_SOURCE)

@@ -240,6 +240,10 @@ MUTANTS = (
         'if rows == metadata["rows"] and [-metadata.get("keys", digest) !=-]{+not+} digest:',
         "test_gaps_are_remembered_up_to_a_limit",
     ),
+    POSTGRES("a-txid-of-changes-is-taken-for-a-key", "I12", "PostgresCoordinator._position")(
+        "if {+False and +}not is_range(previous)",
+        "test_what_another_kind_of_source_has_planned_is_neither_read_nor_gone_on_from",
+    ),
     DELTA("a-file-of-a-delta-snapshot-is-read-twice", "I11", "DeltaCoordinator._page")(
         "after is None or file.name >{+=+} after)", "test_a_snapshot_is_read_on_while_the_table_goes_on"
     ),
