@@ -11,16 +11,17 @@ from pyspark.sql import functions as F
 
 from tests import steps
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import SCHEMA, summed, twin
+from tests.sources.in_process import SCHEMA, raises, summed, twin
 from tests.sources.lake_tables import DeltaLakeTable, IcebergTable, path_of, rows_of
 from tests.statements import execute
 from tests.store import errors
 from tidegate.jobs import Files, Inputs, Pipeline, PostgresTable, Reference, Rows
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.stage.row_tracking import row_id
-from tidegate.jobs.sources.binding import replayed_with
+from tidegate.jobs.sources.binding import coordinator_of, replayed_with
 from tidegate.jobs.sources.files.formats.text_files import text_reader
 from tidegate.jobs.sources.inputs import reference
+from tidegate.jobs.sources.inputs.reference_versions import version_of
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationChanged, DeclarationInvalid, SourceChanged, SourceUnreadable
 
@@ -284,6 +285,11 @@ def with_prices(inbox: Inbox, prices: Any) -> Pipeline:
         states={"sold": Rows({"name": "text", "amount": "integer"})},
         retry_delay_seconds=0,
     )
+
+
+def test_a_copy_of_a_table_of_postgres_loses_no_digits(settings: Settings) -> None:
+    copied = Reference(replace(PostgresPrices(settings).source, schema={"name": "string", "amount": "float"}), "kept")
+    raises(SourceUnreadable, lambda: version_of(copied, settings, coordinator_of), "amount is integer, which cannot be read as")
 
 
 def sell(inbox: Inbox, number: int, *names: str) -> None:

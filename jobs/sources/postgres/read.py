@@ -136,6 +136,8 @@ def _read(
         spool = _Spool(file)
         with connected(conninfo, query, refusal) as connection, transaction(connection) as cursor:
             check_primary(cursor, query)
+            if refusal is SourceUnreadable:
+                query.check_columns(cursor)
             cursor.copy_expert(sql.SQL(_COPY).format(rows), spool)
         for block in spool.blocks():
             yield from _Parser(query).parse(block)
