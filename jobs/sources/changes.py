@@ -113,6 +113,10 @@ class Changes(Source):
         """Return a reader of the range that the metadata names."""
         return ChangesEmitter(self, spark, settings)
 
+    def has_rows(self, metadata: SourceMetadata) -> bool:
+        """Return whether the batch has rows; txids without changes only move the position."""
+        return bool(metadata["rows"])
+
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> list[Dataset]:
         """Return the table of the state."""
         del metadata

@@ -9,7 +9,7 @@ import pytest
 from tests import steps
 from tests.conftest import register_pipelines
 from tests.sources.conftest import PER_NAME, Inbox
-from tests.sources.in_process import SCHEMA, raises, twin
+from tests.sources.in_process import SCHEMA, batches, plan, raises, twin
 from tests.statements import execute
 from tests.store import HOME_VARIABLE, Redo, Request, cursors, range_partitions, registration
 from tidegate import migrations
@@ -144,11 +144,11 @@ def test_what_one_pipeline_wrote_together_is_joined(inbox: Inbox, upstream: Pipe
         return [{**row, "total": total[row["txid"]]} for row in inputs["rows"] if row["txid"] in total]
 
     follower = inbox.declare(source, name="follower", states={"paired": Rows(KEPT | {"total": "bigint"})}, transform=joined)
-    look, batches = changes._find_upstream, iter([(1, FILES[1]), (2, FILES[3])])
+    look, later = changes._find_upstream, iter([(1, FILES[1]), (2, FILES[3])])
 
     def commits_after(connection: Any, source: Changes) -> Any:
         found = look(connection, source)
-        if batch := next(batches, None) if source.state == "log" else None:
+        if batch := next(later, None) if source.state == "log" else None:
             commit_files(inbox, upstream, batch[1], at=batch[0])
         return found
 
@@ -158,6 +158,16 @@ def test_what_one_pipeline_wrote_together_is_joined(inbox: Inbox, upstream: Pipe
         steps.run(inbox.settings, follower, f"run {number}")
     found = [(row["name"], row["amount"], row["total"]) for row in inbox.rows(follower, "paired")]
     assert sorted(found) == [("a", 1, 3), ("a", 3, 6), ("a", 5, 21), ("b", 2, 3), ("b", 4, 21), ("c", 6, 21)]
+
+
+def test_txids_without_changes_are_no_partner_of_new_rows(inbox: Inbox, upstream: Pipeline) -> None:
+    commit_files(inbox, upstream, "")
+    inbox.put("others", [("a", 1)])
+    both = {"others": Files("others", format="csv", schema=SCHEMA), "log": Changes("inbox.log")}
+    (first,) = batches(inbox.settings, Inputs(both, wait_for_all=True))
+    commit_files(inbox, upstream, FILES[0], at=1)
+    second = plan(inbox.settings, Inputs(both, wait_for_all=True), first)
+    assert (first["inputs"].keys(), second["inputs"].keys()) == ({"log"}, {"others", "log"})
 
 
 IS_GONE = r"table state\.per_name_changes is gone, or was put back by itself"
