@@ -23,7 +23,7 @@ def statements_for_administrator(database: str) -> str:
     others = ", ".join(role for role in ROLES if role != OWNER)
     return (
         "".join(makes)
-        + f"CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE template0;\n"
+        + f"CREATE DATABASE {name} ENCODING 'UTF8';\n"
         + f"REVOKE ALL ON DATABASE {name} FROM PUBLIC;\n"
         + f"GRANT CONNECT, CREATE ON DATABASE {name} TO {OWNER};\n"
         + f"GRANT CONNECT ON DATABASE {name} TO {others};\n"
