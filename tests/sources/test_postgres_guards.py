@@ -37,6 +37,10 @@ TEXT_KEY = """DROP TABLE orders; CREATE SEQUENCE codes;
 NO_ORDER = r'\("updated_at", "code"\).*key_is_drawn=True'
 CACHED_BELOW = "CREATE VIEW goods AS SELECT id + 0 AS id, name, amount FROM orders; ALTER SEQUENCE orders_id_seq CACHE 2"
 STORED = "ALTER TABLE orders RENAME TO sold; CREATE MATERIALIZED VIEW orders AS SELECT * FROM sold"
+NUMERIC = (
+    "ALTER TABLE orders ALTER id DROP IDENTITY; CREATE SEQUENCE orders_id_seq;"
+    " ALTER TABLE orders ALTER id TYPE numeric, ALTER id SET DEFAULT nextval('orders_id_seq')"
+)
 NO_NUMBER = "CREATE TABLE odd (id numeric NOT NULL); INSERT INTO odd VALUES (1), ('NaN')"
 MANY_FOR_ONE = "ALTER SEQUENCE orders_id_seq INCREMENT 50; SELECT nextval('orders_id_seq'); INSERT INTO orders (id) VALUES (7)"
 BETWEEN = "CREATE TABLE odd (id numeric(12,2) DEFAULT nextval('orders_id_seq')); INSERT INTO odd VALUES (0.50)"
@@ -385,9 +389,11 @@ def test_a_server_that_is_away_is_tried_again(shop: Shop, free_port: Callable[[]
     raises(SourceUnavailable, lambda: list(read_part(nowhere, ORDERS.selection, (None, first["to"]))))
 
 
+@pytest.mark.parametrize("change", ["SELECT", NUMERIC])
 @pytest.mark.parametrize("late", [-7, 2, 7])
-def test_a_row_that_fills_an_old_gap_is_noticed(shop: Shop, late: int) -> None:
-    source = replace(ORDERS, max_rows=2)
+def test_a_row_that_fills_an_old_gap_is_noticed(shop: Shop, late: int, change: str) -> None:
+    shop.run(change)
+    source = replace(ORDERS, max_rows=2, schema={"id": "decimal(38,0)"})
     for skipped in (2, 0, 1, 0, 0, 0):
         shop.execute("SELECT nextval('orders_id_seq') FROM generate_series(1, %s)", [skipped])
         shop.sell(2)

@@ -35,19 +35,27 @@ WHOLE = ("smallint", "integer", "bigint")
 
 def gaps_of(query: TableQuery, types: list[str], after: Position | None) -> sql.Composable:
     """Return SQL for the newest gaps between the keys of relation tidegate_batch, as JSON; NULL if keys have no gaps."""
-    if len(types) != 1 or types[0] not in WHOLE:
+    if len(types) != 1 or types[0] not in (*WHOLE, "numeric"):
         return sql.SQL("NULL")
+    number, down, up = ("numeric", "floor", "ceil") if types[0] == "numeric" else ("bigint", "", "")
     # CASE, because the ends of bigint have no number before or after them.
     return sql.SQL(
         "(SELECT json_agg(json_build_array(low, high) ORDER BY high) FROM ("
-        " SELECT previous + 1 AS low, key - 1 AS high FROM ("
-        "  SELECT {key}::bigint AS key, lag({key}::bigint, 1, {after}::bigint) OVER (ORDER BY {key}) AS previous"
+        " SELECT {down}(previous) + 1 AS low, {up}(key) - 1 AS high FROM ("
+        "  SELECT {key}::{number} AS key, lag({key}::{number}, 1, {after}::{number}) OVER (ORDER BY {key}) AS previous"
         "  FROM tidegate_batch"
         " ) AS pairs WHERE CASE WHEN previous IS NULL THEN key > -9223372036854775808"
         "  WHEN previous < key THEN previous < key - 1 ELSE false END"
         " ORDER BY key DESC LIMIT {limit}"
         ") AS gaps)"
-    ).format(key=query.keys, after=sql.Literal(after[0] if after else None), limit=sql.Literal(GAPS))
+    ).format(
+        key=query.keys,
+        number=sql.SQL(number),
+        down=sql.SQL(down),
+        up=sql.SQL(up),
+        after=sql.Literal(after[0] if after else None),
+        limit=sql.Literal(GAPS),
+    )
 
 
 def check_in_time(cursor: Any, query: TableQuery, previous: SourceMetadata) -> None:

@@ -233,6 +233,9 @@ MUTANTS = (
     QUERY("a-view-that-shows-fewer-rows-is-sealed", "I11", "rows_now")(
         '[- or (rows < metadata["rows"] and not may_shrink)-]:', "test_a_batch_that_cannot_be_replayed_is_refused"
     ),
+    LATE("a-row-below-numeric-keys-is-never-read", "I12", "gaps_of")(
+        'types[0] not in (*WHOLE, [-"numeric"-])', "test_a_row_that_fills_an_old_gap_is_noticed"
+    ),
     LATE("a-row-that-fills-an-old-gap-is-never-read", "I12", "check_gaps")(
         "    if rows{+ > 1000+}:\n", "test_a_row_that_fills_an_old_gap_is_noticed"
     ),
