@@ -20,11 +20,12 @@ SERVER_PATIENCE_SECONDS = 300.0
 POLL_SECONDS = 0.5
 # A server may answer and still refuse the work, while it recovers or is full: pauses keep this from being a tight loop.
 LONGEST_PAUSE_SECONDS = 5.0
+NEVER = threading.Event()  # of a step that nothing stops
 Result = TypeVar("Result")
 
 
 def with_retries(
-    settings: Settings, pipeline: Pipeline, step: Callable[[], Result], stopped: threading.Event | None = None
+    settings: Settings, pipeline: Pipeline, step: Callable[[], Result], stopped: threading.Event = NEVER
 ) -> Result:
     """Try a step of a batch, which must be safe to repeat, as often as the pipeline says; wait for servers that are away.
 
@@ -32,7 +33,7 @@ def with_retries(
 
     Raises: the step's error if another try cannot help, or none is left; what `with_servers` raises.
     """
-    failures, stopped = 0, stopped or threading.Event()
+    failures = 0
     while True:
         try:
             return with_servers(settings, step, stopped)
@@ -49,15 +50,16 @@ def with_retries(
                 raise
 
 
-def with_servers(settings: Settings, step: Callable[[], Result], stopped: threading.Event | None = None) -> Result:
+def with_servers(settings: Settings, step: Callable[[], Result], stopped: threading.Event = NEVER) -> Result:
     """Repeat a step that failed because Postgres or Spark is away, as soon as the server answers again.
 
-    The server is polled twice a second. Pauses grow only while it answers and the step fails nevertheless.
+    The server is polled twice a second. Pauses grow only while it answers and the step fails nevertheless. Once `stopped` is
+    set, the wait ends with the step's error.
 
     Raises: the step's other errors; StoreUnavailable or SparkUnavailable SERVER_PATIENCE_SECONDS after the first failure.
     """
     ends_at: float | None = None
-    pause, stopped = POLL_SECONDS, stopped or threading.Event()
+    pause = POLL_SECONDS
     while True:
         try:
             return step()

@@ -22,8 +22,6 @@ from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidegate.jobs.sources.files.read import FileReader
-
 
 def coordinator_of(source: Source, settings: Settings) -> Coordinator:
     """Return the coordinator of a source for one plan.
@@ -80,9 +78,9 @@ def emitter_of(source: Source, spark: "SparkSession", settings: Settings) -> Emi
         case Files():
             return _reader_of_files(source, spark, settings)
         case Delta() | Iceberg():
-            of_table = _reader_of_files(source.files(), spark, settings)
-            of_table.listed_as = "data_files"
-            return of_table
+            from tidegate.jobs.sources.files.formats.parquet import ParquetReader
+
+            return ParquetReader(spark, source.files(), settings.home, "data_files")
         case Kafka():
             from tidegate.jobs.sources.kafka.read import KafkaReader
 
@@ -98,7 +96,7 @@ def emitter_of(source: Source, spark: "SparkSession", settings: Settings) -> Emi
     raise DeclarationInvalid(f"{type(source).__name__} has no emitter: define emitter(spark, settings).")
 
 
-def _reader_of_files(files: Files, spark: "SparkSession", settings: Settings) -> "FileReader":
+def _reader_of_files(files: Files, spark: "SparkSession", settings: Settings) -> Emitter:
     from tidegate.jobs.sources.files.formats.parquet import ParquetReader
     from tidegate.jobs.sources.files.formats.text_files.text_reader import TextFileReader
 

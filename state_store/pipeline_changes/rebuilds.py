@@ -32,9 +32,9 @@ from tidegate.state_store.pipeline_changes import registration, table_swap
 from tidegate.state_store.read_ledger import registered_pipelines
 from tidegate.state_store.states import range_partitions, state_tables
 
-# A record that is kept by its columns is the same one if it reads the same where some were added, or some are gone, also as
-# another type. A text of JSON with an escape by number, such as of NUL, is more than Postgres' functions take: it is compared
-# as a whole.
+# Two records that are kept by their columns are the same if the columns that both have read the same, also as another type,
+# and one of them has no other columns. A text of JSON with an escape by number, such as of NUL, is more than the functions of
+# Postgres take: it is compared as a whole.
 _SAME = sa.text("""
 WITH record AS (
     SELECT *, CASE WHEN NOT is_raw AND strpos(payload, '\\u') = 0 THEN
@@ -385,7 +385,7 @@ def _move_open_replays(connection: Connection, spec: PipelineSpec, rebuild: Pipe
 
 
 def _move_outcomes(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
-    """Give a pipeline the quarantine of its rebuild, and what this has found of each batch: rows, checks, whether skipped.
+    """Give a pipeline the quarantine of its rebuild, and what that has found of each batch: rows, checks, whether skipped.
 
     What the rebuild has not set aside counts now, and is not to be replayed.
     """

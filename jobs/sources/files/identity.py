@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tidegate.jobs.sources import OF_ANOTHER_SOURCE
 from tidegate.jobs.sources.files.content import digest_of, open_file, stamp_of
 from tidegate.jobs.sources.files.listing import is_young, printable
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, describe
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 # Python's surrogates for bytes of a name that are not UTF-8.
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
@@ -110,3 +112,14 @@ def identity_of(source: Files, folder: Place, name: str) -> dict[str, Any] | Non
     with suppress(PermissionError):  # which says more when the file is opened
         (folder / name).stat()
     return file_identity(source, folder, name, 0)
+
+
+def planned_files(metadata: SourceMetadata, listed_as: str) -> list[dict[str, Any]]:
+    """Return the entries of a batch's files, which a folder and a table list under different names.
+
+    Raises: SourceChanged if another kind of source has planned the batch.
+    """
+    if listed_as not in metadata:
+        raise SourceChanged(OF_ANOTHER_SOURCE)
+    entries: list[dict[str, Any]] = metadata[listed_as]
+    return entries

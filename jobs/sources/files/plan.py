@@ -23,11 +23,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tidegate.jobs.sources import OF_ANOTHER_SOURCE, Coordinator, History
+from tidegate.jobs.sources import Coordinator, History
 from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.content import digest_of, grown_from, has_links, open_file, stamp_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
-from tidegate.jobs.sources.files.identity import NOT_UTF8, entry_of, file_identity, identity_of, with_identity
+from tidegate.jobs.sources.files.identity import NOT_UTF8, entry_of, file_identity, identity_of, planned_files, with_identity
 from tidegate.jobs.sources.files.listing import MOST_WAIT_SECONDS, is_young, matching_objects, names_not_matching, young_files
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
@@ -216,7 +216,7 @@ class FilesCoordinator(Coordinator):
 
     def _touch(self, file: TakenFile, stamp: Mapping[str, Any]) -> None:
         """Take note of a new stamp of a file that has counted, so that no later plan reads the file for its digest again."""
-        if file.is_committed and not self._was_moved_away(file) and file != (now := replace(file, **stamp)):
+        if file.is_committed and file != (now := replace(file, **stamp)) and not self._was_moved_away(file):
             self._touched.append(now)
 
     def _note_touched(self) -> None:
@@ -248,7 +248,7 @@ class FilesCoordinator(Coordinator):
         is_redo = self._history is not None and self._history.committed() >= txid
         is_moved = current.get(PLACE, self._place_name) != self._place_name
         kept, others = [], []
-        for file in _planned_files(current):
+        for file in planned_files(current, FILES):
             name, path = file["name"], self._place / file["name"]
             if self._done and self._done.has(txid, name):
                 kept.append(self._identity(self._done.path(txid, "."), name))
@@ -363,10 +363,15 @@ class FolderCoordinator(FilesCoordinator):
         return None
 
     def _has_inode(self, file: TakenFile, status: os.stat_result) -> bool:
-        """Return whether a taken file is that of this inode: one that was moved off its device left it, unless it had links."""
+        """Return whether a taken file is that of this inode.
+
+        A file that was moved to another device has left its inode, which a new file may have by now. A file with hard links has
+        not: the links keep the inode.
+        """
         has_number = (file.inode or "").startswith(f"{status.st_ino}.")
-        may_leave = self._done is not None and self._done.is_off(status.st_dev) and not has_links(file.inode)
-        return has_number and not (may_leave and self._was_moved_away(file))
+        if not has_number or self._done is None or has_links(file.inode):
+            return has_number
+        return not (self._done.is_off(status.st_dev) and self._was_moved_away(file))
 
     def _identify(self, name: str) -> dict[str, Any] | None:
         identity = file_identity(self._source, self._place, name, self._min_age_seconds)
@@ -479,10 +484,3 @@ def first_names(names: Sequence[str]) -> str:
     """Return the first names, and the number of further ones."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-
-
-def _planned_files(metadata: SourceMetadata) -> list[dict[str, Any]]:
-    if FILES not in metadata:
-        raise SourceChanged(OF_ANOTHER_SOURCE)
-    files: list[dict[str, Any]] = metadata[FILES]
-    return files

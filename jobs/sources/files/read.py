@@ -18,10 +18,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from tidegate.jobs.sources import OF_ANOTHER_SOURCE, Emitter, InputFacts
+from tidegate.jobs.sources import Emitter, InputFacts
 from tidegate.jobs.sources.column_types import columns_of
 from tidegate.jobs.sources.files.content import COMPRESSED, digest_of, grown_from, open_file
 from tidegate.jobs.sources.files.formats.text_files.text_options import zone_of
+from tidegate.jobs.sources.files.identity import planned_files
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns, folders_of
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
@@ -47,6 +48,7 @@ from tidegate.state_store.base.errors import (
     skip_command,
 )
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
+from tidegate.state_store.ledger.counted_files import FILES
 
 if TYPE_CHECKING:
     from tidegate.jobs.sources.files.formats.file_part_tasks import TaskReader
@@ -81,11 +83,10 @@ class BatchFile:
 
 
 class FileReader(Emitter):
-    """Reads the named files of a folder; base class of all formats. Metadata list them under `listed_as`."""
+    """Reads the named files of a folder; base class of all formats. A batch's metadata list them as `listed_as`."""
 
-    listed_as = "files"
-
-    def __init__(self, spark: SparkSession, source: Files, home: Path) -> None:
+    def __init__(self, spark: SparkSession, source: Files, home: Path, listed_as: str = FILES) -> None:
+        self._listed_as = listed_as
         self._spark = spark
         self._source = source
         self._home = home
@@ -111,14 +112,14 @@ class FileReader(Emitter):
 
         An error of a whole file, such as in its header or encoding, still fails the batch.
         """
-        if not self._entries(metadata):
+        if not planned_files(metadata, self._listed_as):
             return super().emit_records(attempt, metadata)
         self._check_files(attempt, metadata)
         return self._read(flagged=True)
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
         """Return the number of files, their size on disk, and their number of rows."""
-        files = self._entries(metadata)
+        files = planned_files(metadata, self._listed_as)
         if len(self._files) != len(files):
             self._check_files(attempt, metadata)
         return InputFacts(len(files), sum(file["size"] for file in files), self.expected_rows(metadata), is_verified=True)
@@ -189,17 +190,11 @@ class FileReader(Emitter):
             raise reported_in(error) or self.explain(error) or error from None
         return self._spark.createDataFrame(pa.Table.from_batches(batches), schema)
 
-    def _entries(self, metadata: SourceMetadata) -> list[dict[str, Any]]:
-        if self.listed_as not in metadata:
-            raise SourceChanged(OF_ANOTHER_SOURCE)
-        entries: list[dict[str, Any]] = metadata[self.listed_as]
-        return entries
-
     def _check_files(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Find the planned files and check their content; those of a committed batch are in the done folder."""
         self._files = []
         self._folder = place_of(self._home, metadata.get("root", self._source.folder))
-        for entry in self._entries(metadata):
+        for entry in planned_files(metadata, self._listed_as):
             path: Place = self._folder / entry["name"]
             if isinstance(path, ObjectPath):
                 path = pinned(path, entry)

@@ -136,7 +136,7 @@ def _read(
         spool = _Spool(file)
         with connected(conninfo, query, refusal) as connection, transaction(connection) as cursor:
             check_primary(cursor, query)
-            if refusal is SourceUnreadable:
+            if refusal is SourceUnreadable:  # of all rows; those of a part have been checked for the batch
                 query.check_columns(cursor)
             cursor.copy_expert(sql.SQL(_COPY).format(rows), spool)
         for block in spool.blocks():

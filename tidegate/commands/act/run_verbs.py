@@ -180,8 +180,9 @@ def in_this_process(pipeline: str, parameters: dict[str, int], as_json: bool, pr
     if prepared.message and not as_json:
         output.say(prepared.message)
     outcome = run_here(pipeline, parameters, quiet=as_json)
-    with connected() as store:
-        outcome.already_committed = _others(outcome, parameters, store.committed(pipeline))
+    if parameters:
+        with connected() as store:
+            outcome.already_committed = _others(outcome, parameters, store.committed(pipeline))
     _report(outcome, as_json, prepared)
 
 
